@@ -1,0 +1,38 @@
+# Every target works in a fresh clone: .venv is made on first use and again when the requirements change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attsvm needs Python 3.11 or newer; set PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
+	@touch $@
+
+demo: $(STAMP)  ## generate data, solve it in four geometries, draw pictures into demo/
+	$(BIN)/attsvm demo --out demo
+
+test: $(STAMP)  ## lint, type check and run the tests
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n auto -q
+
+lint: $(STAMP)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(STAMP)  ## solver against cvxpy, single-thread CPU time on the same instances
+	$(BIN)/python benchmarks/bench_solve.py
+
+clean:  ## remove the environment and everything generated
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis

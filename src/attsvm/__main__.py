@@ -1,0 +1,5 @@
+"""`python -m attsvm` is the `attsvm` command."""
+
+from attsvm.cli import main
+
+main()

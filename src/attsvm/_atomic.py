@@ -1,0 +1,28 @@
+"""Files that appear whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attsvm.errors import AttsvmError
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path in the same folder: it becomes `path` if the block succeeds, else it goes.
+
+    The temporary name keeps the suffix of `path`, because writers such as matplotlib read the format from it.
+    """
+    target = Path(os.path.realpath(path))  # a symbolic link is written through, not replaced
+    temporary = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:12]}.tmp{target.suffix}")
+    try:
+        # Made in the ordinary way and not by tempfile, so that the file gets the user's usual permissions.
+        temporary.open("xb").close()
+        yield temporary
+        os.replace(temporary, target)
+    except OSError as error:
+        raise AttsvmError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

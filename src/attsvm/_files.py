@@ -1,0 +1,79 @@
+"""Arrays in .npz and .safetensors files, written whole or not at all."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from attsvm._atomic import atomic_path
+from attsvm.errors import AttsvmError
+
+PathLike = str | os.PathLike[str]
+
+
+def checked_path(path: PathLike) -> Path:
+    """The path, if it names one of the two formats."""
+    path = Path(path)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise AttsvmError(f"path must end in .npz or .safetensors, but got {path}.")
+    return path
+
+
+def write_arrays(path: PathLike, tensors: dict[str, Tensor], strings: dict[str, str]) -> None:
+    """Tensors by name; the strings become 0-d arrays in .npz and metadata in .safetensors."""
+    path = checked_path(path)
+    arrays = {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
+    with atomic_path(path) as temporary:
+        if path.suffix == ".npz":
+            # The strings come first: an archive that lost its last entries is then still seen for what it is.
+            contents: dict[str, Any] = {name: np.array(text) for name, text in strings.items()} | arrays
+            np.savez(temporary, **contents)
+        else:
+            _safetensors().numpy.save_file(arrays, temporary, metadata=strings)
+
+
+def read_arrays(path: PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """What `write_arrays` wrote: arrays and strings."""
+    path = checked_path(path)
+    if not path.is_file():
+        raise AttsvmError(f"{path} is not a file.")
+    try:
+        return _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
+    except AttsvmError:
+        raise
+    except Exception as error:  # a damaged file makes the zip and array readers raise almost anything
+        raise AttsvmError(f"{path} is not a readable {path.suffix} file: {_one_line(error)}") from error
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it is a single array, not an archive of arrays")
+        contents = {name: np.asarray(archive[name]) for name in archive.files}
+    strings = {name: str(array) for name, array in contents.items() if array.ndim == 0 and array.dtype.kind == "U"}
+    return {name: array for name, array in contents.items() if name not in strings}, strings
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with _safetensors().safe_open(path, framework="np") as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError as error:
+        raise AttsvmError(
+            ".safetensors files need the safetensors package: pip install attsvm[safetensors]."
+        ) from error
+    return safetensors
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else text + "."

@@ -1,0 +1,42 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attsvm._version import __version__
+from attsvm.cli._data import app as data_app
+from attsvm.cli._demo import demo
+from attsvm.cli._solve import solve_command
+
+app = typer.Typer(
+    name="attsvm",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Training softmax attention is a margin problem: make token data, solve the max-margin problem that "
+    "training converges to, and see which tokens it separates.",
+    epilog="Exit status: 0 all well; 1 wrong input; 2 wrong usage; 3 results written, but some instances are "
+    "infeasible or did not converge.",
+)
+app.add_typer(data_app, name="data")
+app.command("solve")(solve_command)
+app.command("demo")(demo)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"attsvm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass

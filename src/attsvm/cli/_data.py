@@ -1,0 +1,84 @@
+"""`attsvm data`: the papers' data sets as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attsvm import data as make
+from attsvm.data import TokenData, save
+
+app = typer.Typer(no_args_is_help=True, help="Make token data of the papers: random or printed.")
+
+N = Annotated[int, typer.Option("--n", min=1, help="Sequences in a trial.")]
+T = Annotated[int, typer.Option("--tokens", min=1, help="Tokens in a sequence.")]
+D = Annotated[int, typer.Option("--dim", min=1, help="Dimension of a token.")]
+Trials = Annotated[int, typer.Option(min=0, help="Independent trials.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed; trial k is the same whatever the number of trials.")]
+Queries = Annotated[int, typer.Option(min=1, help="Queries a sequence (K).")]
+Out = Annotated[Path, typer.Option("--out", help="File to write, .npz or .safetensors.")]
+
+
+def _write(data: TokenData, out: Path) -> None:
+    save(data, out)
+    typer.echo(f"{out}: {data!r}")
+
+
+@app.command()
+def sphere(
+    out: Out,
+    n: N = 6,
+    tokens: T = 8,
+    dim: D = 10,
+    trials: Trials = 1,
+    seed: Seed = 0,
+    queries: Queries = 1,
+    self_attention: Annotated[bool, typer.Option("--self-attention", help="Queries are the first tokens.")] = False,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="One query a token, which sees the tokens up to its own.")
+    ] = False,
+    min_score_gap: Annotated[
+        float, typer.Option(min=0, help="Smallest gap between the best and the second best score.")
+    ] = 0.0,
+) -> None:
+    """Tokens, queries and head uniform on the unit sphere, random labels."""
+    data = make.sphere(
+        n,
+        tokens,
+        dim,
+        trials=trials,
+        seed=seed,
+        queries=queries,
+        self_attention=self_attention,
+        causal=causal,
+        min_score_gap=min_score_gap,
+    )
+    _write(data, out)
+
+
+@app.command()
+def orthonormal(
+    out: Out, n: N = 1, tokens: T = 10, dim: D = 10, trials: Trials = 1, seed: Seed = 0, queries: Queries = 1
+) -> None:
+    """Random orthonormal tokens in every sequence."""
+    _write(make.orthonormal(n, tokens, dim, trials=trials, seed=seed, queries=queries), out)
+
+
+@app.command()
+def figure1(out: Out, trials: Trials = 1, seed: Seed = 0) -> None:
+    """The setting of Figure 1 of TF-as-SVM: two sequences of three tokens in the plane."""
+    _write(make.figure1(trials=trials, seed=seed), out)
+
+
+@app.command()
+def example1(out: Out) -> None:
+    """Example 1 of the mirror-descent paper."""
+    _write(make.example1(), out)
+
+
+@app.command()
+def example2(out: Out) -> None:
+    """Example 2 of the mirror-descent paper."""
+    _write(make.example2(), out)

@@ -1,0 +1,166 @@
+"""`attsvm solve`: the attention SVM of a data file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from attsvm._files import checked_path, write_arrays
+from attsvm.cli import INCOMPLETE
+from attsvm.data import TokenData, load
+from attsvm.errors import AttsvmError
+from attsvm.geometry import parse_geometry
+from attsvm.svm import MaxMargin, Status, att_svm, solve
+
+
+def solve_command(
+    data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
+    norm: Annotated[
+        str, typer.Option(help="Norm that is minimised: l and a number p > 1, frobenius or nuclear.")
+    ] = "l2",
+    tokens: Annotated[
+        str,
+        typer.Option(
+            help="Selected tokens: 'optimal' (highest score); numbers such as 0,2,1, one a query in the order of "
+            "the sequences; or a .npy or text file of numbers, (n, K) or (trials, n, K)."
+        ),
+    ] = "optimal",
+    tol: Annotated[float, typer.Option(help="Relative gap to certify.")] = 1e-9,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Write the solutions here, .safetensors or .npz.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    rows: Annotated[int, typer.Option(min=0, help="Trials to print in the table.")] = 20,
+) -> None:
+    """Solve the max-margin problem that separates the selected tokens from all others."""
+    geometry = parse_geometry(norm)
+    if out is not None:
+        checked_path(out)
+    loaded = load(data).to(device=_device(device))
+    chosen = _read_tokens(tokens, loaded)
+    solution = solve(att_svm(loaded, chosen), geometry, tol=tol)
+    if out is not None:
+        write_arrays(out, _arrays(solution, chosen), {"format": "attsvm-solution/1", "norm": geometry.name})
+    if as_json:
+        typer.echo(json.dumps(_as_json(solution, chosen, tol), indent=1, allow_nan=False))
+    else:
+        _print(solution, chosen, rows)
+        if out is not None:
+            Console().print(f"written to {out}", highlight=False)
+    _warn(solution)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise AttsvmError(f"device {name!r} is not available here; use --device cpu.") from error
+    return device
+
+
+def _read_tokens(text: str, data: TokenData) -> Tensor:
+    if text == "optimal":
+        return data.optimal_tokens()
+    path = Path(text)
+    try:
+        if path.suffix == ".npy":
+            return data.check_tokens(np.load(path, allow_pickle=False))
+        if path.is_file():
+            return data.check_tokens(np.loadtxt(path, dtype=np.int64, delimiter=None, ndmin=1))
+        numbers = np.array([int(part) for part in text.split(",")])
+    except AttsvmError:
+        raise
+    except (OSError, ValueError) as error:
+        raise AttsvmError(
+            f"--tokens must be 'optimal', numbers such as 0,2,1, or a file of numbers, but got {text!r}."
+        ) from error
+    if len(numbers) != data.n * data.K:
+        raise AttsvmError(f"--tokens must have n·K = {data.n * data.K} numbers, one a query, but got {len(numbers)}.")
+    return data.check_tokens(numbers.reshape(data.n, data.K))
+
+
+def _arrays(solution: MaxMargin, tokens: Tensor) -> dict[str, Tensor]:
+    names = ("W", "multipliers", "norm", "margin", "lower", "upper", "status", "iterations", "support_tokens")
+    return {name: getattr(solution, name) for name in names} | {"tokens": tokens}
+
+
+def _as_json(solution: MaxMargin, tokens: Tensor, tol: float) -> dict[str, Any]:
+    return {
+        "norm": solution.geometry.name,
+        "tol": tol,
+        "trials": [
+            {
+                "trial": b,
+                "status": _status(solution, b),
+                **{name: _finite(getattr(solution, name)[b]) for name in ("norm", "margin", "gap", "lower", "upper")},
+                "iterations": int(solution.iterations[b]),
+                "tokens": tokens[b].tolist(),
+                "support_tokens": _support(solution, b),
+            }
+            for b in range(len(solution))
+        ],
+    }
+
+
+def _finite(value: Tensor) -> float | None:
+    """JSON has no infinity: None stands for it."""
+    return value.item() if bool(value.isfinite()) else None
+
+
+def _status(solution: MaxMargin, b: int) -> str:
+    return Status(int(solution.status[b])).name.lower().replace("_", " ")
+
+
+def _support(solution: MaxMargin, b: int) -> list[list[list[int]]]:
+    """For every sequence and query the numbers of the support tokens."""
+    return [[row.nonzero()[:, 0].tolist() for row in sample] for sample in solution.support_tokens[b]]
+
+
+def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
+    table = Table(title=f"max-margin problem, norm {solution.geometry.name}", title_justify="left")
+    for name in ("trial", "status", "norm", "margin", "gap"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("selected ← support tokens, by sequence", overflow="fold")
+    for b in range(min(rows, len(solution))):
+        pairs = zip(tokens[b].flatten().tolist(), [s for sample in _support(solution, b) for s in sample])
+        feasible = solution.norm[b].isfinite()
+        table.add_row(
+            str(b),
+            _status(solution, b),
+            f"{solution.norm[b].item():.6g}" if feasible else "–",
+            f"{solution.margin[b].item():.6g}",
+            f"{solution.gap[b].item():.1e}" if feasible else "–",
+            "  ".join(f"{token}←{','.join(map(str, s)) or '–'}" for token, s in pairs) if feasible else "",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    if len(solution) > rows:
+        console.print(f"… and {len(solution) - rows} more trials", highlight=False)
+    console.print(repr(solution), highlight=False)
+
+
+def _warn(solution: MaxMargin) -> None:
+    infeasible, open_ = int(solution.infeasible.sum()), int((solution.status == Status.NOT_CONVERGED).sum())
+    if infeasible:
+        typer.echo(
+            f"{infeasible} of {len(solution)} trials are infeasible: no W separates the selected tokens; choose "
+            "other tokens or a larger dimension (d ≥ max(T − 1, n) always suffices for random data).",
+            err=True,
+        )
+    if open_:
+        typer.echo(
+            f"{open_} of {len(solution)} trials did not reach the gap; their brackets are certified all the same; "
+            "try a larger --tol.",
+            err=True,
+        )
+    if infeasible or open_:
+        raise typer.Exit(INCOMPLETE)

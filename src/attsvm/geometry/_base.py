@@ -1,0 +1,132 @@
+"""What a geometry is: a norm, its dual, and a potential with its mirror map."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attsvm.errors import AttsvmError
+
+MATRIX_AXES = (-2, -1)
+
+
+class Geometry(ABC):
+    """A norm ‖·‖ on matrices and a strictly convex potential ψ that goes with it.
+
+    Every method acts on the last two axes of `W (..., d, e)`; a vector is e = 1. Scalars come back as
+    `(...)`.
+    Subclasses are frozen dataclasses: hashable, comparable, safe as dictionary keys.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Short name for tables and the command line, e.g. "l1.75"."""
+
+    @abstractmethod
+    def norm(self, W: Tensor) -> Tensor:
+        """‖W‖, `(..., d, e) -> (...)`; its gradient at W = 0 is 0."""
+
+    @abstractmethod
+    def dual_norm(self, G: Tensor) -> Tensor:
+        """‖G‖_* = max ⟨G, W⟩ over ‖W‖ ≤ 1, `(..., d, e) -> (...)`."""
+
+    @abstractmethod
+    def dual_unit(self, G: Tensor) -> Tensor:
+        """A W with ‖W‖ = 1 and ⟨G, W⟩ = ‖G‖_*: the direction of steepest ascent; 0 for G = 0."""
+
+    @abstractmethod
+    def mirror(self, W: Tensor) -> Tensor:
+        """θ = ∇ψ(W), same shape."""
+
+    @abstractmethod
+    def inverse(self, theta: Tensor) -> Tensor:
+        """W = ∇ψ*(θ), the inverse of `mirror`, same shape."""
+
+    def potential(self, W: Tensor) -> Tensor:
+        """ψ(W), `(..., d, e) -> (...)`."""
+        return _WithGradient.apply(W, self._potential, self.mirror)
+
+    def conjugate(self, theta: Tensor) -> Tensor:
+        """ψ*(θ) = max_W ⟨θ, W⟩ − ψ(W), `(..., d, e) -> (...)`."""
+        return _WithGradient.apply(theta, self._conjugate, self.inverse)
+
+    def bregman(self, W: Tensor, V: Tensor) -> Tensor:
+        """D(W, V) = ψ(W) − ψ(V) − ⟨∇ψ(V), W − V⟩ ≥ 0, without cancellation; leading axes broadcast."""
+        if W.shape[-2:] != V.shape[-2:]:
+            raise AttsvmError(
+                f"bregman compares matrices of one shape, but their last axes are {tuple(W.shape[-2:])} and "
+                f"{tuple(V.shape[-2:])}: give both the same (d, e)."
+            )
+        return _Bregman.apply(self, *torch.broadcast_tensors(W, V))
+
+    def directional_bregman(self, W: Tensor, V: Tensor) -> Tensor:
+        """D(W/‖W‖, V/‖V‖), first argument the SVM solution, second the iterate; a zero matrix stays zero."""
+        return self.bregman(self.unit(W), self.unit(V))
+
+    def unit(self, W: Tensor) -> Tensor:
+        """W/‖W‖, same shape; 0 for W = 0."""
+        W = W / scale(W)
+        norm = self.norm(W)[..., None, None]
+        return W / (norm + (norm == 0))
+
+    @abstractmethod
+    def _potential(self, W: Tensor) -> Tensor:
+        """The value of ψ(W)."""
+
+    @abstractmethod
+    def _conjugate(self, theta: Tensor) -> Tensor:
+        """The value of ψ*(θ)."""
+
+    @abstractmethod
+    def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
+        """The value of D(W, V) for two matrices of the same shape."""
+
+    @abstractmethod
+    def _hessian(self, V: Tensor, U: Tensor) -> Tensor:
+        """∇²ψ(V)[U], same shape."""
+
+
+def scale(W: Tensor) -> Tensor:
+    """Largest |entry| of each matrix, `(..., 1, 1)`, or 1 where it is 0 or infinite.
+
+    Detached: it only ever rescales what is homogeneous, so its own gradient would drop out.
+    """
+    largest = W.detach().abs().amax(MATRIX_AXES, keepdim=True)
+    return torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+
+
+class _WithGradient(torch.autograd.Function):
+    """A function of a matrix whose gradient is known in closed form."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(W)
+        ctx.gradient = gradient
+        return value(W)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (W,) = ctx.saved_tensors
+        return grads[0][..., None, None] * ctx.gradient(W), None, None
+
+
+class _Bregman(torch.autograd.Function):
+    """D(W, V), with ∇_W D = ∇ψ(W) − ∇ψ(V) and ∇_V D = ∇²ψ(V)[V − W]."""
+
+    @staticmethod
+    def forward(ctx: Any, geometry: Geometry, W: Tensor, V: Tensor) -> Tensor:
+        ctx.save_for_backward(W, V)
+        ctx.geometry = geometry
+        return geometry._bregman(W, V)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        W, V = ctx.saved_tensors
+        geometry, g = ctx.geometry, grads[0][..., None, None]
+        _, wants_W, wants_V = ctx.needs_input_grad
+        grad_W = g * (geometry.mirror(W) - geometry.mirror(V)) if wants_W else None
+        grad_V = g * geometry._hessian(V, V - W) if wants_V else None
+        return None, grad_W, grad_V

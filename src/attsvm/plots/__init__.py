@@ -1,0 +1,7 @@
+"""Figures. Each function takes results and returns a matplotlib Figure; `save_figure` writes it."""
+
+from attsvm.plots._common import save_figure
+from attsvm.plots._separation import separation_figure
+from attsvm.plots._support import support_figure
+
+__all__ = ["save_figure", "separation_figure", "support_figure"]

@@ -1,0 +1,54 @@
+"""What all figures share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attsvm._atomic import atomic_path
+from attsvm.errors import AttsvmError
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise AttsvmError("figures need matplotlib: pip install 'attsvm[plot]'.") from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours: told apart by colour-blind readers, and by their lightness in grey.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.dpi": 150,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "attsvm",
+}
+
+
+def styled(function: F) -> F:
+    """Draw a figure in the common style."""
+    return mpl.rc_context(STYLE)(function)
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, free of pyplot's global state."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [list(row) for row in axes]
+
+
+def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
+    """Write the figure to every path, in the format of its ending, whole or not at all."""
+    for path in paths:
+        with mpl.rc_context(STYLE), atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=150)

@@ -1,0 +1,58 @@
+"""How W separates the selected token of every sequence in the plane (Figure 2 of the mirror-descent paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attsvm.data import TokenData
+from attsvm.errors import AttsvmError
+from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
+from attsvm.svm import MaxMargin
+
+_COLOURS = (BLUE, ORANGE)
+
+
+@styled
+def separation_figure(data: TokenData, solutions: Sequence[MaxMargin], title: str) -> Figure:
+    """One panel a geometry: tokens, W z_i as arrows, and the line halfway between selected and support tokens."""
+    if data.d != 2 or data.B != 1 or data.K != 1 or data.n != 2:
+        raise AttsvmError(f"the separation figure shows one trial of two sequences in the plane, but got {data!r}.")
+    X = data.X[0].cpu().numpy()
+    reach = 1.25 * np.abs(X).max()
+    figure, axes = new_figure(1, len(solutions), (3.0 * len(solutions), 3.7))
+    for ax, solution in zip(axes[0], solutions):
+        W = solution.W[0].cpu().numpy()
+        for i, colour in enumerate(_COLOURS):
+            direction = W @ data.Z[0, i, 0].cpu().numpy()
+            best = X[i] @ direction
+            selected = int(best.argmax())
+            _half_plane(ax, direction, best[selected] - 0.5, colour, reach)
+            arrow = 0.45 * reach * direction / np.linalg.norm(direction)
+            ax.annotate("", arrow, (0, 0), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.6, "shrinkB": 0})
+            ax.scatter(*np.delete(X[i], selected, 0).T, s=45, marker="os"[i], color=colour, zorder=3)
+            ax.scatter(*X[i, selected], s=190, marker="*", color=colour, edgecolor="black", lw=0.8, zorder=4)
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
+        ax.set_title(f"{solution.geometry.name}:  ‖W‖ = {solution.norm[0].item():.4f}\nW = [{entries}]")
+    key = [
+        Line2D([], [], marker="*", ls="", ms=11, mfc="white", mec="black", label="selected token"),
+        Line2D([], [], marker="o", ls="", mfc="grey", mec="grey", label="other token"),
+        Line2D([], [], color="grey", label="arrow: direction W z"),
+        Line2D([], [], color="grey", ls="--", label="line halfway to the nearest other token"),
+        *(Line2D([], [], color=c, lw=4, label=f"sequence {i + 1}") for i, c in enumerate(_COLOURS)),
+    ]
+    figure.legend(handles=key, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.suptitle(title)
+    return figure
+
+
+def _half_plane(ax, direction: np.ndarray, level: float, colour: str, reach: float) -> None:
+    """The line {x: x·direction = level}, and a tint on its selected side."""
+    grid = np.linspace(-reach, reach, 201)
+    value = direction[0] * grid[None, :] + direction[1] * grid[:, None] - level
+    ax.contour(grid, grid, value, levels=[0], colors=colour, linestyles="--", linewidths=1.2)
+    ax.contourf(grid, grid, value, levels=[0, np.inf], colors=[colour], alpha=0.10)

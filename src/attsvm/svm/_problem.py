@@ -1,0 +1,211 @@
+"""One problem type for every SVM of the papers, and the functions that state each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attsvm._check import as_bool, as_float, as_index, check_real
+from attsvm.data import TokenData
+from attsvm.errors import AttsvmError
+
+SELECTED_WEIGHT = 1e-3
+"""Softmax weight above which TF-as-SVM counts a token as selected (its Section 6)."""
+
+
+@dataclass(frozen=True, eq=False)
+class MarginProblem:
+    """min ‖W‖ subject to ⟨a_c ⊗ z_c, W⟩ ≥ b_c, or = b_c on equality rows, for B instances.
+
+    Rows come in Q groups of R that share their z: `A (B, Q, R, d)`, `Z (B, Q, e)`, `b`, `equality` and `present`
+    (B, Q, R). Rows that are not present do not count, so instances of one batch may differ in size. Inequalities
+    need b > 0; equalities take any b. For the SVMs over tokens the groups are the n·K queries, `token` (B, Q, R)
+    names the token that a row compares with the selected one, and `layout` is (n, K, T).
+    """
+
+    A: Tensor
+    Z: Tensor
+    b: Tensor
+    equality: Tensor
+    present: Tensor
+    token: Tensor | None = None
+    layout: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("A", "Z", "b"):
+            check_real(name, getattr(self, name))
+        B, Q, R, d = _shape("A", self.A, 4, "(B, Q, R, d)")
+        _, _, e = _shape("Z", self.Z, 3, "(B, Q, e)")
+        expected = {"Z": (B, Q, e), "b": (B, Q, R), "equality": (B, Q, R), "present": (B, Q, R)}
+        if self.token is not None:
+            expected["token"] = (B, Q, R)
+        for name, shape in expected.items():
+            _expect(name, getattr(self, name), shape)
+        if d == 0 or e == 0:
+            raise AttsvmError(f"A and Z must have at least one column, but W would be {d} × {e}.")
+        if bool((self.present & ~self.equality & (self.b <= 0)).any()):
+            raise AttsvmError("b must be positive on inequality rows: with b ≤ 0 the row is satisfied by W = 0.")
+
+    @classmethod
+    def from_rows(
+        cls, A: Any, Z: Any | None = None, b: Any = 1.0, equality: Any = False, present: Any = True
+    ) -> MarginProblem:
+        """Own rows: `A (N, d)` or `(B, N, d)`, `Z` likewise with e columns; without Z, W is a vector (e = 1)."""
+        A = as_float("A", A)
+        if A.ndim not in (2, 3):
+            raise AttsvmError(f"A must have shape (N, d) or (B, N, d), but got {tuple(A.shape)}.")
+        z = None if Z is None else as_float("Z", Z, like=A)
+        if z is not None:
+            _expect("Z", z, (*A.shape[:-1], z.shape[-1] if z.ndim else 0))
+        lead = A.shape[:-1]
+        b = _fill("b", as_float("b", b, like=A), lead)
+        equality = _fill("equality", as_bool("equality", equality, A.device), lead)
+        present = _fill("present", as_bool("present", present, A.device), lead)
+        if A.ndim == 2:
+            A, b, equality, present = A[None], b[None], equality[None], present[None]
+            z = None if z is None else z[None]
+        # Without Z all rows share z = 1 and form one group; with Z every row is a group of its own.
+        group = 1 if z is None else 2
+        A, b, equality, present = (x.unsqueeze(group) for x in (A, b, equality, present))
+        return cls(A, A.new_ones(A.shape[0], 1, 1) if z is None else z, b, equality, present)
+
+    @property
+    def B(self) -> int:
+        return self.A.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of an instance, N = Q·R, present or not."""
+        return self.A.shape[1] * self.A.shape[2]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, e), the shape of W."""
+        return self.A.shape[3], self.Z.shape[2]
+
+    def __len__(self) -> int:
+        return self.B
+
+    def __repr__(self) -> str:
+        d, e = self.shape
+        return f"MarginProblem({self.B} instances, {self.rows} rows, W {d} × {e})"
+
+
+def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
+    """(Att-SVM), (ℓp-AttSVM), (Att-SVM⋆), (SAtt-SVM): (x_α − x_t)ᵀ W z ≥ 1 for every other token t that z sees.
+
+    `tokens` (n,), (n, K) or (B, n, K) are the selected tokens α; the optimal ones by default.
+    """
+    tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
+    return gen_svm(data, torch.zeros_like(data.mask).scatter_(-1, tokens[..., None], True))
+
+
+def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
+    """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside."""
+    A, others, chosen = _differences(data, _check_sets(data, selected))
+    return _token_problem(data, A, torch.where(chosen, 0.0, 1.0), chosen, data.mask.gather(-1, others), others)
+
+
+def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> MarginProblem:
+    """W_fin: the smallest W with (x_t − x_τ)ᵀ W z = log(s_t/s_τ) on the selected sets, for softmax weights s.
+
+    `weights` (B, n, K, T); by default the tokens with weight above 1e-3 are selected, as in TF-as-SVM.
+    """
+    weights = as_float("weights", weights, like=data.X)
+    if weights.shape != data.mask.shape:
+        raise AttsvmError(
+            f"weights must have shape (B, n, K, T) = {tuple(data.mask.shape)}, but got {tuple(weights.shape)}."
+        )
+    sets = _check_sets(data, (weights > SELECTED_WEIGHT) if selected is None else selected)
+    if not bool((weights[sets] > 0).all()):
+        raise AttsvmError("weights must be positive on the selected tokens: their logarithms are matched.")
+    A, others, chosen = _differences(data, sets)
+    logs = torch.where(sets, weights.clamp_min(torch.finfo(weights.dtype).tiny).log(), 0.0)
+    first = sets.int().argmax(-1, keepdim=True)
+    b = torch.where(chosen, logs.gather(-1, first) - logs.gather(-1, others), 0.0)
+    return _token_problem(data, A, b, torch.ones_like(chosen), chosen, others)
+
+
+def head_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
+    """(ℓp-SVM) for the head: y_i x_{iα_i}ᵀ v ≥ 1. W is v as a (d, 1) matrix."""
+    tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
+    x = _at(data.X, tokens[..., None])[..., 0, :]
+    A = data.Y[..., None] * x
+    return MarginProblem.from_rows(A.flatten(1, 2))
+
+
+def embedding_svm(E: Any, sequences: Any, p: Any, tol: float = 1e-9) -> MarginProblem:
+    """Eq. (9) of trained-embeddings: the max-margin ⟨cls⟩ vector with the selection of p.
+
+    E (|S|, d) embeddings, `sequences` (n, T) token numbers padded with −1, p (d,). In every sequence the tokens of
+    largest p·E_s (ties within `tol`) are the selected ones.
+    """
+    E = as_float("E", E)
+    sequences = as_index("sequences", sequences).to(E.device)
+    p = as_float("p", p, like=E)
+    if E.ndim != 2 or p.shape != E.shape[1:]:
+        raise AttsvmError(f"E must have shape (|S|, d) and p (d,), but got {tuple(E.shape)} and {tuple(p.shape)}.")
+    if sequences.ndim != 2 or bool(((sequences < -1) | (sequences >= len(E))).any()):
+        raise AttsvmError(f"sequences must be (n, T) token numbers in 0..{len(E) - 1}, padded with −1.")
+    data = TokenData.cls(E[sequences.clamp_min(0)], mask=sequences >= 0)
+    return gen_svm(data, data.selected_sets(p[:, None], tol))
+
+
+def _check_sets(data: TokenData, selected: Any) -> Tensor:
+    sets = as_bool("selected", selected, data.device)
+    if sets.shape != data.mask.shape:
+        raise AttsvmError(
+            f"selected must have shape (B, n, K, T) = {tuple(data.mask.shape)}, but got {tuple(sets.shape)}."
+        )
+    if bool((sets & ~data.mask).any()):
+        raise AttsvmError("selected must name tokens that the mask allows.")
+    if not bool(sets.any(-1).all()):
+        raise AttsvmError("selected must name at least one token for every query.")
+    return sets
+
+
+def _differences(data: TokenData, sets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x_first − x_t for all tokens t but the first of the set; these t; and whether they are in the set.
+
+    Comparing with one member is enough, since the members' logits are tied by equalities.
+    """
+    first = sets.int().argmax(-1, keepdim=True)
+    others = torch.arange(data.T - 1, device=data.device).expand(*first.shape[:-1], -1)
+    others = others + (others >= first)
+    return _at(data.X, first) - _at(data.X, others), others, sets.gather(-1, others)
+
+
+def _at(X: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens of X (B, n, T, d) by number (B, n, K, M): (B, n, K, M, d)."""
+    B, n, _, d = X.shape
+    flat = tokens.flatten(2)
+    return X.gather(2, flat[..., None].expand(-1, -1, -1, d)).reshape(B, n, *tokens.shape[2:], d)
+
+
+def _token_problem(
+    data: TokenData, A: Tensor, b: Tensor, equality: Tensor, present: Tensor, others: Tensor
+) -> MarginProblem:
+    A, b, equality, present, others = (x.flatten(1, 2) for x in (A, b.to(A.dtype), equality, present, others))
+    return MarginProblem(A, data.Z.flatten(1, 2), b, equality, present, others, (data.n, data.K, data.T))
+
+
+def _shape(name: str, tensor: Tensor, ndim: int, axes: str) -> tuple[int, ...]:
+    if tensor.ndim != ndim:
+        raise AttsvmError(f"{name} must have shape {axes}, but got {tuple(tensor.shape)}.")
+    return tuple(tensor.shape)
+
+
+def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != tuple(shape):
+        raise AttsvmError(f"{name} must have shape {tuple(shape)}, but got {tuple(tensor.shape)}.")
+
+
+def _fill(name: str, tensor: Tensor, shape: torch.Size) -> Tensor:
+    """Broadcast a scalar or a smaller shape to all rows."""
+    try:
+        return tensor.expand(shape).contiguous()
+    except RuntimeError as error:
+        raise AttsvmError(f"{name} must have shape {tuple(shape)}, but got {tuple(tensor.shape)}.") from error

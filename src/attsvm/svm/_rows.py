@@ -1,0 +1,115 @@
+"""A margin problem as the solvers take it: a linear map in its rank-one structure, right-hand sides, kinds of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CANCELLED = 1e-8
+"""A combination A'λ below this fraction of the sum of its terms' norms counts as zero."""
+
+
+class Rows:
+    """W ↦ ⟨a_c ⊗ z_c, W⟩ for rows grouped by query: `A (B, Q, R, d)`, `Z (B, Q, e)`, N = Q·R rows.
+
+    All R rows of a group share their z, so no d·e numbers are ever stored for a row, and the Gram matrix
+    costs N²d instead of N²de operations.
+    """
+
+    def __init__(self, A: Tensor, Z: Tensor) -> None:
+        self.A, self.Z = A, Z
+        self.B, self.Q, self.R, self.d = A.shape
+        self.e = Z.shape[-1]
+        self.N = self.Q * self.R
+        self._zz: Tensor | None = None  # z_i ∘ z_j for all pairs of groups, once they are needed
+
+    def apply(self, W: Tensor) -> Tensor:
+        """AW: the value of every row, (B, d, e) → (B, N)."""
+        V = self.Z @ W.mT
+        return (self.A @ V[..., None]).reshape(self.B, self.N)
+
+    def adjoint(self, lam: Tensor) -> Tensor:
+        """A'λ = Σ_c λ_c a_c z_cᵀ, (B, N) → (B, d, e)."""
+        V = lam.reshape(self.B, self.Q, 1, self.R) @ self.A
+        return V[:, :, 0].mT @ self.Z
+
+    def gram(self, E: Tensor | None = None) -> Tensor:
+        """A diag(E) A' for entrywise weights E (B, d, e), (B, N, N); A A' without weights.
+
+        For two groups i, j the weights collapse to one vector g_ij = Σ_l z_il z_jl E_·l of length d, and the
+        block is A_i diag(g_ij) A_jᵀ.
+        """
+        if E is None:
+            inner = (self.Z @ self.Z.mT)[..., None]
+        else:
+            if self._zz is None:
+                Z = self.Z
+                self._zz = (Z[:, :, None, :] * Z[:, None, :, :]).reshape(self.B, self.Q * self.Q, self.e)
+            inner = (self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d)
+        weighted = self.A[:, None] * inner[:, :, :, None, :]
+        blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
+        return blocks.reshape(self.B, self.N, self.N)
+
+    def take(self, index: Tensor) -> Rows:
+        """The instances named by `index`."""
+        rows = Rows(self.A[index], self.Z[index])
+        rows._zz = None if self._zz is None else self._zz[index]
+        return rows
+
+    def dual_norms(self, q: float) -> Tensor:
+        """‖a_c z_cᵀ‖_q = ‖a_c‖_q ‖z_c‖_q of every row, (B, N)."""
+        a = torch.linalg.vector_norm(self.A, ord=q, dim=-1)
+        z = torch.linalg.vector_norm(self.Z, ord=q, dim=-1)
+        return (a * z[..., None]).reshape(self.B, self.N)
+
+    def project(self, W: Tensor, b: Tensor, tight: Tensor) -> Tensor:
+        """The nearest W with AW = b on the tight rows; refined, because the rows may depend on each other."""
+        keep = tight.to(b.dtype)
+        G = self.gram() * keep[:, :, None] * keep[:, None, :]
+        diagonal = G.diagonal(dim1=1, dim2=2)
+        regular = 1e-14 * diagonal.amax(1, keepdim=True)
+        diagonal += (1 - keep) + regular
+        L, info = torch.linalg.cholesky_ex(G)
+        if bool(info.any()):
+            diagonal += (info > 0)[:, None] * 1e3 * regular
+            L, info = torch.linalg.cholesky_ex(G)
+        for _ in range(3):
+            residual = (self.apply(W) - b) * keep
+            W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
+        return W
+
+
+@dataclass
+class System:
+    """Rows of dual norm at most 1, with b = 1 on inequalities; `row_norm` (B, N) are these dual norms.
+
+    A row that is neither an inequality nor an equality is not there at all: its a and b are zero.
+    """
+
+    rows: Rows
+    b: Tensor
+    inequality: Tensor
+    equality: Tensor
+    row_norm: Tensor
+
+    def take(self, index: Tensor) -> System:
+        """The instances named by `index`."""
+        return System(
+            self.rows.take(index),
+            self.b[index],
+            self.inequality[index],
+            self.equality[index],
+            self.row_norm[index],
+        )
+
+    def equal_multipliers(self) -> Tensor:
+        """A start with b'λ = 1: equal on inequalities, or the shortest λ where there are only equalities."""
+        count = self.inequality.sum(1, keepdim=True)
+        shortest = self.b / self.b.square().sum(1, keepdim=True)
+        return torch.where(count > 0, self.inequality / count.clamp_min(1), shortest)
+
+    def cancelled(self, lam: Tensor, dual_norm: Tensor) -> Tensor:
+        """Whether the terms of A'λ cancel, (B,): then λ is a Farkas vector and no W is feasible."""
+        return dual_norm <= CANCELLED * (lam.abs() * self.row_norm).sum(1)

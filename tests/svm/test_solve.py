@@ -1,0 +1,211 @@
+"""Every geometry and size: certified, feasible, optimal, and in agreement with independent solvers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import assert_farkas, assert_optimal, cvxpy_norm, feasible
+
+import attsvm
+from attsvm import Lp, Nuclear, Status, att_svm, solve, sphere
+
+SIZES = [(6, 8, 10), (5, 5, 4), (5, 5, 20), (3, 4, 6)]
+GEOMETRIES = [Lp(p) for p in (1.1, 1.5, 1.75, 2, 3, 6, 10)] + [Nuclear()]
+
+
+def random_tokens(data: attsvm.TokenData, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, data.T, (data.B, data.n, data.K), generator=generator)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: g.name)
+def test_random_instances_are_solved_to_the_gap(size: tuple[int, int, int], geometry: attsvm.Geometry) -> None:
+    data = sphere(*size, trials=500, seed=3)
+    problem = att_svm(data, random_tokens(data))
+    solution = solve(problem, geometry)
+    assert not (solution.status == Status.NOT_CONVERGED).any()
+    assert (solution.gap[solution.solved] <= 1e-9).all()
+    assert_optimal(problem, solution, 1e-9)
+    assert_farkas(problem, solution)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: g.name)
+def test_norms_agree_with_cvxpy(size: tuple[int, int, int], geometry: attsvm.Geometry) -> None:
+    data = sphere(*size, trials=2, seed=11)
+    problem = att_svm(data)
+    solution = solve(problem, geometry)
+    for k in range(2):
+        assert solution.norm[k].item() == pytest.approx(cvxpy_norm(problem, geometry, k), rel=2e-6)
+
+
+@pytest.mark.parametrize("geometry", [Lp(1.1), Lp(1.5), Lp(2), Lp(3), Lp(10), Nuclear()], ids=lambda g: g.name)
+@pytest.mark.parametrize("size", [(5, 5, 2), (4, 6, 2), (5, 5, 3)], ids=str)
+def test_infeasible_instances_are_all_found_and_none_falsely(
+    size: tuple[int, int, int], geometry: attsvm.Geometry
+) -> None:
+    data = sphere(*size, trials=150, seed=5)
+    problem = att_svm(data, random_tokens(data, 1))
+    solution = solve(problem, geometry)
+    truth = feasible(problem)
+    assert 0 < truth.sum() < 150
+    np.testing.assert_array_equal(solution.infeasible.numpy(), ~truth)
+    assert_farkas(problem, solution)
+    assert_optimal(problem, solution, 1e-9)
+
+
+@pytest.mark.parametrize("geometry", [Lp(1.1), Lp(1.75), Lp(2), Lp(3)], ids=lambda g: g.name)
+def test_tight_tolerance(geometry: attsvm.Geometry) -> None:
+    problem = att_svm(sphere(6, 8, 10, trials=100, seed=1))
+    solution = solve(problem, geometry, tol=1e-12)
+    assert solution.solved.all()
+    assert (solution.gap <= 1e-12).all()
+
+
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.5, 2.0, 3.0, 10.0, 20.0])
+def test_one_row_has_a_closed_form(p: float) -> None:
+    """For a single constraint ⟨F, W⟩ ≥ 1 the optimal norm is 1/‖F‖_q, and for the nuclear norm 1/‖F‖."""
+    data = sphere(1, 2, 5, trials=20, seed=2)
+    problem = att_svm(data)
+    F = problem.A[:, 0].mT @ problem.Z[:, :1]
+    for geometry in (Lp(p), Nuclear()):
+        solution = solve(problem, geometry, tol=1e-12)
+        assert torch.allclose(solution.norm, 1 / geometry.dual_norm(F), rtol=1e-11, atol=0)
+        assert torch.allclose(solution.W, geometry.dual_unit(F) * solution.norm[:, None, None], rtol=1e-5, atol=1e-9)
+
+
+def test_example_1_of_the_mirror_descent_paper() -> None:
+    """25 w₁ − 5 w₂ ≥ 1 in the first column: closed form. The W printed for p = 3 is the one for p = 2."""
+    problem = att_svm(attsvm.example1())
+    W2 = solve(problem, "l2", tol=1e-12).W[0]
+    assert torch.allclose(W2, torch.tensor([[25.0, 0], [-5, 0]], dtype=torch.float64) / 650, atol=1e-9)
+    W3 = solve(problem, "l3", tol=1e-12).W[0]
+    a = torch.tensor([25.0, 5.0], dtype=torch.float64)
+    w = a.sqrt() / (a * a.sqrt()).sum()
+    assert torch.allclose(W3[:, 0], torch.stack((w[0], -w[1])), atol=1e-7)
+    assert torch.allclose(W3[:, 0], torch.tensor([0.03672, -0.01642], dtype=torch.float64), atol=5e-6)
+
+
+def test_a_vector_has_the_same_nuclear_and_euclidean_norm() -> None:
+    data = attsvm.TokenData.cls(sphere(5, 4, 7, trials=30, seed=4).X)
+    problem = att_svm(data, random_tokens(data))
+    nuclear, frobenius = solve(problem, "nuclear"), solve(problem, "frobenius")
+    assert torch.equal(nuclear.status, frobenius.status)
+    ok = frobenius.solved
+    assert torch.allclose(nuclear.norm[ok], frobenius.norm[ok], rtol=2e-9)
+
+
+@pytest.mark.parametrize("geometry", ["l1.1", "l2", "l3", "nuclear"])
+def test_scaling_the_tokens_scales_the_solution(geometry: str) -> None:
+    data = sphere(4, 5, 6, trials=10, seed=8)
+    base = solve(att_svm(data), geometry, tol=1e-11)
+    for factor in (1e-12, 1e9):
+        scaled = attsvm.TokenData.cross(factor * data.X, data.Z)
+        other = solve(att_svm(scaled, data.optimal_tokens()), geometry, tol=1e-11)
+        assert other.solved.all()
+        assert torch.allclose(other.norm * factor, base.norm, rtol=1e-10)
+
+
+def test_instances_do_not_disturb_each_other() -> None:
+    data = sphere(5, 5, 3, trials=40, seed=5)
+    tokens = random_tokens(data, 1)
+    together = solve(att_svm(data, tokens), "l1.5")
+    assert together.infeasible.any()
+    assert together.solved.any()
+    for k in range(40):
+        alone = solve(att_svm(data[k], tokens[k : k + 1]), "l1.5")
+        assert alone.status[0] == together.status[k]
+        if alone.solved[0]:
+            assert alone.norm[0].item() == pytest.approx(together.norm[k].item(), rel=2e-9)
+            assert torch.equal(alone.support_tokens[0], together.support_tokens[k])
+
+
+@pytest.mark.parametrize("geometry", ["l1.5", "l2", "l3", "nuclear"])
+def test_masked_tokens_do_not_count(geometry: str) -> None:
+    """Ragged instances in one batch equal the smaller instances solved alone."""
+    data = sphere(4, 6, 8, trials=3, seed=9)
+    mask = torch.ones(3, 4, 6, dtype=torch.bool)
+    mask[1, :, 4:] = False
+    mask[2, :, 2:] = False
+    ragged = attsvm.TokenData.cross(data.X, data.Z, mask=mask)
+    tokens = [1, 0, 1, 0]
+    solution = solve(att_svm(ragged, tokens), geometry, tol=1e-10)
+    for k, T in enumerate((6, 4, 2)):
+        small = attsvm.TokenData.cross(data.X[k, :, :T], data.Z[k])
+        alone = solve(att_svm(small, tokens), geometry, tol=1e-10)
+        assert alone.norm[0].item() == pytest.approx(solution.norm[k].item(), rel=1e-9)
+        assert torch.equal(alone.support_tokens[0], solution.support_tokens[k, ..., :T])
+        assert not solution.support_tokens[k, ..., T:].any()
+
+
+def test_support_tokens_are_those_at_margin_one() -> None:
+    data = sphere(6, 8, 10, trials=50, seed=12)
+    tokens = data.optimal_tokens()
+    solution = solve(att_svm(data, tokens), "l2", tol=1e-12)
+    logits = data.logits(solution.W)
+    margin = logits.gather(-1, tokens[..., None]) - logits
+    at_one = (margin - 1).abs() < 1e-6
+    assert torch.equal(solution.support_tokens, at_one)
+
+
+def test_float32_data_is_solved_in_float64() -> None:
+    data = sphere(3, 4, 6, trials=4).to(dtype=torch.float32)
+    solution = solve(att_svm(data), "l1.75")
+    assert solution.W.dtype == torch.float64
+    assert solution.solved.all()
+
+
+def test_nothing_to_separate() -> None:
+    """T = 1: no rows, W = 0 and an infinite margin."""
+    for geometry in ("l1.5", "l3", "nuclear"):
+        solution = solve(att_svm(sphere(3, 1, 4, trials=2)), geometry)
+        assert solution.solved.all()
+        assert (solution.W == 0).all()
+        assert (solution.norm == 0).all()
+        assert (solution.margin == math.inf).all()
+        assert (solution.gap == 0).all()
+
+
+@pytest.mark.parametrize("geometry", ["l1.5", "l2", "l3", "nuclear"])
+def test_no_trials(geometry: str) -> None:
+    solution = solve(att_svm(sphere(3, 4, 5, trials=0)), geometry)
+    assert len(solution) == 0
+    assert solution.support_tokens.shape == (0, 3, 1, 4)
+    assert "0 instances" in repr(solution)
+
+
+@pytest.mark.parametrize("geometry", ["l1.5", "l2", "l3", "nuclear"])
+def test_duplicate_tokens_and_zero_queries(geometry: str) -> None:
+    X = sphere(3, 4, 5, trials=3, seed=1).X.clone()
+    Z = sphere(3, 4, 5, trials=3, seed=1).Z.clone()
+    X[1, 0, 3] = X[1, 0, 2]  # two equal competitors: fine
+    X[2, 0, 3] = X[2, 0, 0]  # the selected token twice: impossible
+    solution = solve(att_svm(attsvm.TokenData.cross(X, Z), [0, 0, 0]), geometry)
+    assert solution.status.tolist() == [Status.SOLVED, Status.SOLVED, Status.INFEASIBLE]
+    assert solution.multipliers[2].count_nonzero() == 1
+    Z[0, 1] = 0
+    solution = solve(att_svm(attsvm.TokenData.cross(X, Z), [0, 0, 0]), geometry)
+    assert solution.status.tolist() == [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
+
+
+def test_an_unfinished_instance_keeps_its_certified_bracket() -> None:
+    problem = att_svm(sphere(6, 8, 10, trials=20, seed=3))
+    best = solve(problem, "l3").norm
+    cut = solve(problem, "l3", max_iterations=5)
+    assert (cut.status == Status.NOT_CONVERGED).any()
+    assert (cut.lower <= best * (1 + 1e-12)).all()
+    assert (cut.upper >= best * (1 - 1e-9)).all()
+
+
+def test_wrong_arguments() -> None:
+    problem = att_svm(sphere(2, 3, 4))
+    with pytest.raises(attsvm.AttsvmError, match="tol must be between"):
+        solve(problem, "l2", tol=0.0)
+    with pytest.raises(attsvm.AttsvmError, match="max_iterations"):
+        solve(problem, "l2", max_iterations=0)
+    with pytest.raises(attsvm.AttsvmError, match="not a geometry"):
+        solve(problem, "spectral")
