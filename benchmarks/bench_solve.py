@@ -13,10 +13,11 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from attsvm import Nuclear, att_svm, parse_geometry, solve, sphere
+from attsvm import Lp, att_svm, parse_geometry, solve, sphere
 
 SIZE = (6, 8, 10)
 NORMS = ("l1.1", "l1.5", "l1.75", "l2", "l3", "l6", "l10", "nuclear")
@@ -41,14 +42,16 @@ def cvxpy_seconds(norm: str, sample: int, solver: str | None) -> tuple[float, li
     d, e = problem.shape
     geometry = parse_geometry(norm)
 
-    def one(rows) -> float:
-        if isinstance(geometry, Nuclear):
+    def one(rows: Any) -> float:
+        if not isinstance(geometry, Lp):
             W = cp.Variable((d, e))
             objective, w = cp.normNuc(W), cp.vec(W, order="C")
         else:
             w = cp.Variable(d * e)
-            objective = cp.pnorm(w, geometry.p)
-        return float(cp.Problem(cp.Minimize(objective), [rows @ w >= 1]).solve(solver=solver))
+            objective = cp.pnorm(w, geometry.p)  # type: ignore[arg-type]
+        problem = cp.Problem(cp.Minimize(objective), [rows @ w >= 1])
+        problem.solve(solver=solver)
+        return float(problem.value)  # type: ignore[arg-type]
 
     one(F[0])
     start = time.process_time()
