@@ -208,6 +208,26 @@ def test_any_small_integer_problem_is_answered_rightly(draw: st.DataObject) -> N
     assert_farkas(problem, solution)
 
 
+numbers = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_numbers_of_any_size_are_solved_or_refused(draw: st.DataObject) -> None:
+    N, d, e = (draw.draw(st.integers(1, k)) for k in (4, 3, 2))
+    floats = lambda *shape: np.array(  # noqa: E731
+        draw.draw(st.lists(numbers, min_size=math.prod(shape), max_size=math.prod(shape)))
+    ).reshape(shape)
+    try:
+        problem = MarginProblem.from_rows(floats(N, d), floats(N, e), b=np.abs(floats(N)))
+        solution = solve(problem, draw.draw(st.sampled_from(["l1.1", "l2", "l3", "nuclear"])))
+    except AttsvmError:
+        return
+    assert not solution.lower.isnan().any()
+    assert (solution.lower <= solution.upper * (1 + 1e-9)).all()
+    assert solution.W[solution.solved].isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

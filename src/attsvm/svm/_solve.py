@@ -112,18 +112,29 @@ def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Te
         A, Z = (A * Z[:, :, None, :]).reshape(B, 1, Q * R, d), Z.new_ones(B, 1, 1)
     b, inequality, equality = b.flatten(1), inequality.flatten(1), equality.flatten(1)
 
+    # First the largest entries of A and Z become 1, so that no norm overflows, then the largest row.
+    largest_A, largest_Z = _largest(A), _largest(Z)
+    A, Z = A / largest_A[:, None, None, None], Z / largest_Z[:, None, None]
     row_norm = Rows(A, Z).dual_norms(2.0 if isinstance(geometry, Nuclear) else geometry.q)
     zero = row_norm == 0
-    scale = row_norm.amax(1) if Q * R else b.new_zeros(B)
-    scale = torch.where(scale > 0, scale, 1.0)
+    longest = _largest(row_norm)
+    scale = largest_A * largest_Z * longest
+    if not bool((scale.isfinite() & (1 / scale.square()).isfinite()).all()):
+        raise AttsvmError("the rows ⟨a ⊗ z, W⟩/b must have norms between 1e-150 and 1e150: rescale A, Z or b.")
     system = System(
-        rows=Rows(A / scale[:, None, None, None], Z),
+        rows=Rows(A / longest[:, None, None, None], Z),
         b=torch.where(zero, 0.0, b),
         inequality=inequality & ~zero,
         equality=equality & ~zero,
-        row_norm=row_norm / scale[:, None],
+        row_norm=row_norm / longest[:, None],
     )
     return system, scale, zero & (b != 0)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest absolute entry of each instance (B,), 1 where there is none but zeros."""
+    largest = x.flatten(1).abs().amax(1) if x[:1].numel() else x.new_zeros(len(x))
+    return torch.where(largest > 0, largest, 1.0)
 
 
 def _without_iterating(system: System, impossible: Tensor) -> _Answer:
