@@ -1,7 +1,8 @@
 """Training softmax attention is a margin problem.
 
-`TokenData` holds the sequences, a `MarginProblem` says which tokens are to be separated, `solve` returns the
-certified `MaxMargin` in a `Geometry`.
+`TokenData` holds the sequences; `train` returns the `Trajectory` of attention weights trained on them in a `Geometry`;
+`solve` returns the certified `MaxMargin` of a `MarginProblem`, which says which tokens are to be separated; `verdict`
+brings the two together.
 """
 
 from attsvm._version import __version__
@@ -18,6 +19,8 @@ from attsvm.data import (
     save,
     sphere,
 )
+from attsvm.diagnostics import Verdict, verdict
+from attsvm.dynamics import Gaussian, Growing, Near, Trajectory, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, parse_geometry
 from attsvm.svm import (
@@ -37,16 +40,21 @@ from attsvm.svm import (
 __all__ = [
     "AttsvmError",
     "Frobenius",
+    "Gaussian",
     "Geometry",
+    "Growing",
     "LinearHead",
     "Lp",
     "MLPHead",
     "MarginProblem",
     "MaxMargin",
+    "Near",
     "Nuclear",
     "QuadraticHead",
     "Status",
     "TokenData",
+    "Trajectory",
+    "Verdict",
     "__version__",
     "att_svm",
     "embedding_svm",
@@ -64,4 +72,6 @@ __all__ = [
     "solve",
     "sphere",
     "token_margin",
+    "train",
+    "verdict",
 ]

@@ -176,8 +176,8 @@ def test_every_data_set_can_be_solved(tmp_path: Path, name: str) -> None:
 
 def test_demo_draws_its_pictures(tmp_path: Path) -> None:
     result = run("demo", "--out", "pictures", "--trials", "5", cwd=tmp_path)
-    assert "5/5" in result.stdout
-    for name in ("support_tokens.png", "example1.png"):
+    assert "distance to l1.75 SVM" in result.stdout
+    for name in ("training.png", "support_tokens.png", "example1.png"):
         assert (tmp_path / "pictures" / name).read_bytes().startswith(b"\x89PNG")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
+import torch
 import typer
 
 from attsvm._version import __version__
 from attsvm.cli._data import app as data_app
 from attsvm.cli._demo import demo
 from attsvm.cli._solve import solve_command
+from attsvm.cli._train import train_command
+from attsvm.cli._verdict import verdict_command
 
 app = typer.Typer(
     name="attsvm",
@@ -17,13 +21,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Training softmax attention is a margin problem: make token data, solve the max-margin problem that "
-    "training converges to, and see which tokens it separates.",
+    help="Training softmax attention is a margin problem: make token data, train on them, solve the max-margin problem "
+    "that training must converge to, and see whether it did.",
     epilog="Exit status: 0 all well; 1 wrong input; 2 wrong usage; 3 results written, but some instances are "
     "infeasible or did not converge.",
 )
 app.add_typer(data_app, name="data")
 app.command("solve")(solve_command)
+app.command("train")(train_command)
+app.command("verdict")(verdict_command)
 app.command("demo")(demo)
 
 
@@ -39,4 +45,6 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    # On the small tensors of these problems more threads cost more than they give.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)

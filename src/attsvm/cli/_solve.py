@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from attsvm._files import checked_path, write_arrays
 from attsvm.cli import INCOMPLETE
+from attsvm.cli._common import as_device, console
 from attsvm.data import TokenData, load
 from attsvm.errors import AttsvmError
 from attsvm.geometry import parse_geometry
@@ -44,7 +42,7 @@ def solve_command(
     geometry = parse_geometry(norm)
     if out is not None:
         checked_path(out)
-    loaded = load(data).to(device=_device(device))
+    loaded = load(data).to(device=as_device(device))
     chosen = _read_tokens(tokens, loaded)
     solution = solve(att_svm(loaded, chosen), geometry, tol=tol)
     if out is not None:
@@ -54,17 +52,8 @@ def solve_command(
     else:
         _print(solution, chosen, rows)
         if out is not None:
-            Console().print(f"written to {out}", highlight=False)
+            console().print(f"written to {out}", highlight=False)
     _warn(solution)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise AttsvmError(f"device {name!r} is not available here; use --device cpu.") from error
-    return device
 
 
 def _read_tokens(text: str, data: TokenData) -> Tensor:
@@ -141,11 +130,11 @@ def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
             f"{solution.gap[b].item():.1e}" if feasible else "–",
             "  ".join(f"{token}←{','.join(map(str, s)) or '–'}" for token, s in pairs) if feasible else "",
         )
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+    output = console()
+    output.print(table)
     if len(solution) > rows:
-        console.print(f"… and {len(solution) - rows} more trials", highlight=False)
-    console.print(repr(solution), highlight=False)
+        output.print(f"… and {len(solution) - rows} more trials", highlight=False)
+    output.print(repr(solution), highlight=False)
 
 
 def _warn(solution: MaxMargin) -> None:

@@ -1,0 +1,94 @@
+"""`attsvm verdict`: what came of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from attsvm._atomic import atomic_path
+from attsvm.cli._common import console
+from attsvm.diagnostics import Signature, Verdict, direction_error, verdict
+from attsvm.dynamics import Trajectory
+from attsvm.errors import AttsvmError
+
+TRAJECTORY = "trajectory.safetensors"
+VERDICT = "verdict.json"
+
+
+def verdict_command(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, written by `attsvm train`.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    tol: Annotated[float | None, typer.Option(help="Direction error up to which a limit counts as reached.")] = None,
+) -> None:
+    """Judge a finished run again: which limit, reached or not, under which theorem, how fast."""
+    if not (run / TRAJECTORY).is_file():
+        raise AttsvmError(f"{run} holds no run: {TRAJECTORY} is missing; make one with attsvm train … --out {run}.")
+    judged = judge(Trajectory.load(run / TRAJECTORY), tol)
+    if as_json:
+        typer.echo(judged.to_json())
+    else:
+        print_verdict(judged)
+
+
+def judge(trajectory: Trajectory, tol: float | None = None) -> Verdict:
+    return verdict(trajectory) if tol is None else verdict(trajectory, tol=tol)
+
+
+def write_verdict(judged: Verdict, folder: Path) -> None:
+    with atomic_path(folder / VERDICT) as temporary:
+        temporary.write_text(judged.to_json())
+
+
+def draw_run(trajectory: Trajectory, judged: Verdict, folder: Path) -> list[Path]:
+    """The direction error and the softmax weight along the run, as .png and .svg; what was not recorded is left out."""
+    from attsvm.plots import direction_figure, save_figure, weight_figure
+
+    records, name = trajectory.records, f"{trajectory.parameterization} in {trajectory.geometry.name}"
+    figures = {}
+    if "W" in records and len(trajectory):
+        error = direction_error(judged.W_mm, records["W"], trajectory.geometry)
+        panel = {f"{name}, {len(trajectory)} trials": (trajectory.steps, {"": error})}
+        figures["direction"] = direction_figure(panel, judged.error_name, "Distance to the SVM of the selected tokens")
+    if {"top_weight", "log_rest"} <= records.keys() and len(trajectory):
+        figures["weight"] = weight_figure(trajectory.steps, records["top_weight"], records["log_rest"], name)
+    written = []
+    for stem, figure in figures.items():
+        paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+        save_figure(figure, *paths)
+        written.append(paths[0])
+    return written
+
+
+def print_verdict(judged: Verdict) -> None:
+    """The verdict as a table, with the advice where a trial went wrong."""
+    summary = judged.summary()
+    trials = summary["trials"]
+    table = Table(
+        title=f"Verdict on {trials} trials after {summary['steps']} steps", title_justify="left", show_header=False
+    )
+    table.add_column(style="bold", ratio=2)
+    table.add_column(ratio=3)
+    table.add_row("predicted limit", summary["limit"])
+    table.add_row(
+        "reached", f"{summary['reached']} of {trials} ({summary['direction error']} ≤ {summary['tolerance']:g})"
+    )
+    for key in ("median direction error", "largest direction error", "median margin ratio", "median norm"):
+        table.add_row(key, _number(summary[key]))
+    for key in ("feasible", "globally optimal", "locally optimal"):
+        table.add_row(f"tokens {key}", f"{summary[key]} of {trials}")
+    table.add_row("rate", f"error ~ k^{_number(summary['rate']['median power of k'])} over the last half (in log k)")
+    for theorem, count in summary["theorems"].items():
+        table.add_row(theorem, f"conditions hold in {count} of {trials}")
+    if "head" in summary:
+        table.add_row("v: divergence", _number(summary["head"]["median directional Bregman divergence"]))
+    for signature, count in summary["signatures"].items():
+        if signature != Signature.REACHED.label:
+            table.add_row(signature, f"{count} of {trials}: {summary['advice'][signature]}")
+    console().print(table)
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None else f"{value:.3g}"

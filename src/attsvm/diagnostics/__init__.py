@@ -1,0 +1,87 @@
+"""What came of a training run: measures, token selection, cones, assumptions, constants, rates, and the verdict."""
+
+from attsvm.diagnostics._assumptions import (
+    Check,
+    assumption_a,
+    assumption_b1,
+    assumption_b2,
+    assumption_c,
+    assumption_e,
+)
+from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
+from attsvm.diagnostics._cones import in_C, in_C_mu, in_cone_epsilon, in_cone_mu, in_S, separation
+from attsvm.diagnostics._constants import Constants, constants, lipschitz_constant, loss_constants, radius
+from attsvm.diagnostics._landscape import curvature, gradient, step_convexity
+from attsvm.diagnostics._measures import (
+    correlation,
+    direction_error,
+    directional_bregman,
+    margin_ratio,
+    margins,
+    misalignment,
+    numerical_rank,
+)
+from attsvm.diagnostics._predictions import Predictions, best_combination, predictions
+from attsvm.diagnostics._rates import Rate, fit_rate, theorem_rate
+from attsvm.diagnostics._report import HeadVerdict, Verdict
+from attsvm.diagnostics._selection import (
+    SelectedSets,
+    has_unique_optimum,
+    is_globally_optimal,
+    is_locally_optimal,
+    low_high,
+    selected_sets,
+    selected_tokens,
+)
+from attsvm.diagnostics._signatures import ADVICE, Signature
+from attsvm.diagnostics._verdict import verdict
+
+__all__ = [
+    "ADVICE",
+    "Check",
+    "Constants",
+    "HeadVerdict",
+    "Predictions",
+    "Rate",
+    "SelectedSets",
+    "Signature",
+    "Verdict",
+    "assumption_a",
+    "assumption_b1",
+    "assumption_b2",
+    "assumption_b_joint",
+    "assumption_c",
+    "assumption_d",
+    "assumption_e",
+    "best_combination",
+    "constants",
+    "correlation",
+    "curvature",
+    "direction_error",
+    "directional_bregman",
+    "fit_rate",
+    "gradient",
+    "has_unique_optimum",
+    "in_C",
+    "in_C_mu",
+    "in_S",
+    "in_cone_epsilon",
+    "in_cone_mu",
+    "is_globally_optimal",
+    "is_locally_optimal",
+    "lipschitz_constant",
+    "loss_constants",
+    "low_high",
+    "margin_ratio",
+    "margins",
+    "misalignment",
+    "numerical_rank",
+    "predictions",
+    "radius",
+    "selected_sets",
+    "selected_tokens",
+    "separation",
+    "step_convexity",
+    "theorem_rate",
+    "verdict",
+]

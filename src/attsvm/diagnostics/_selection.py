@@ -1,0 +1,87 @@
+"""Which tokens attention selects, and what the scores say of them."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attsvm._check import as_float
+from attsvm.data import TokenData
+from attsvm.errors import AttsvmError
+from attsvm.svm import MaxMargin
+
+SELECTED = 1e-3
+"""Softmax weight above which TF-as-SVM (Section 6) counts a token as selected."""
+MASKED = 1e-6
+"""Softmax weight below which it counts as masked (1e-8 in its Figure 9); in between a trial is undecided."""
+
+
+class SelectedSets(NamedTuple):
+    """Boolean (B, n, K, T) each; every allowed token is in exactly one of them."""
+
+    selected: Tensor
+    masked: Tensor
+    undecided: Tensor
+
+    @property
+    def decided(self) -> Tensor:
+        """Trials (B,) without an undecided token: those that the paper keeps."""
+        return ~self.undecided.flatten(1).any(1)
+
+
+def selected_tokens(data: TokenData, W: Any) -> Tensor:
+    """The token of largest logit (the first of equals), long (B, n, K)."""
+    return data.logits(W).argmax(-1)
+
+
+def selected_sets(
+    weights: Any, selected: float = SELECTED, masked: float = MASKED, allowed: Tensor | None = None
+) -> SelectedSets:
+    """Tokens with softmax weight above `selected`, below `masked`, and in between; the heaviest is always selected.
+
+    `allowed` (B, n, K, T) leaves out tokens that the attention mask hides, as `data.mask` does.
+    """
+    weights = as_float("weights", weights)
+    if not 0 <= masked <= selected < 1:
+        raise AttsvmError(f"thresholds must obey 0 ≤ masked ≤ selected < 1, but got {masked} and {selected}.")
+    if weights.ndim != 4:
+        raise AttsvmError(f"weights must have shape (B, n, K, T), but got {tuple(weights.shape)}.")
+    seen = torch.ones_like(weights, dtype=torch.bool) if allowed is None else allowed
+    top = torch.zeros_like(seen).scatter_(-1, weights.masked_fill(~seen, -1).argmax(-1, keepdim=True), True)
+    chosen = (weights > selected) & seen | top
+    hidden = (weights < masked) & seen & ~chosen
+    return SelectedSets(chosen, hidden, seen & ~chosen & ~hidden)
+
+
+def low_high(data: TokenData, tokens: Any) -> tuple[Tensor, Tensor]:
+    """low^α = {t: γ_t < γ_α} and high^α = {t ≠ α: γ_t ≥ γ_α} (Definition 5), boolean (B, n, K, T) each."""
+    tokens = data.check_tokens(tokens)[..., None]
+    scores = data.scores()
+    alpha = scores.gather(-1, tokens)
+    low = (scores < alpha) & data.mask
+    high = ((scores >= alpha) & data.mask).scatter(-1, tokens, False)
+    return low, high
+
+
+def is_locally_optimal(data: TokenData, tokens: Any, solution: MaxMargin) -> Tensor:
+    """Does α have a higher score than each of its support tokens? (B,)
+
+    Definitions 2 and 4 of TF-as-SVM, 3 of mirror-descent; `solution` is the attention SVM of α, in the norm of the
+    training. False where it is infeasible: then there is no direction to be optimal.
+    """
+    tokens = data.check_tokens(tokens)[..., None]
+    scores = data.scores()
+    beaten = scores < scores.gather(-1, tokens)
+    return (beaten | ~solution.support_tokens).flatten(1).all(1) & solution.solved
+
+
+def is_globally_optimal(data: TokenData, tokens: Any) -> Tensor:
+    """Is every α a token of highest score? (B,) Of several highest ones each counts, as in opt ∈ arg max."""
+    tokens = data.check_tokens(tokens)[..., None]
+    scores = data.scores()
+    return (scores.gather(-1, tokens) >= scores.amax(-1, keepdim=True)).flatten(1).all(1)
+
+
+def has_unique_optimum(data: TokenData) -> Tensor:
+    """Has every query one token of strictly highest score? (B,)"""
+    return data.score_gap() > 0

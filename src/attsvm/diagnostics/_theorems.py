@@ -1,0 +1,169 @@
+"""The theorems that speak of a run, and which of their conditions it meets."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attsvm.data import LinearHead
+from attsvm.diagnostics._assumptions import assumption_b1, assumption_b2, assumption_c, assumption_e
+from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
+from attsvm.diagnostics._cones import in_C, in_C_mu
+from attsvm.diagnostics._constants import constants, lipschitz_constant, radius
+from attsvm.diagnostics._landscape import LOSS_FUNCTIONS
+from attsvm.diagnostics._path import Path
+from attsvm.diagnostics._selection import has_unique_optimum
+from attsvm.geometry import Frobenius, Lp
+from attsvm.svm import MaxMargin
+
+Conditions = dict[str, dict[str, Tensor]]
+"""By theorem, by condition: does it hold (B,)?"""
+
+FEASIBLE = "TF-as-SVM Theorem 8 (every SVM feasible)"
+RP = "TF-as-SVM Theorem 2 (regularization path)"
+NORM = "TF-as-SVM Theorem 3 (norm diverges)"
+SCORES = "TF-as-SVM Theorem 4 (global direction)"
+FIRST_STEP = "TF-as-SVM Theorem 6 (global direction)"
+LOCAL = "TF-as-SVM Theorem 7 (local direction)"
+CONJECTURE = "TF-as-SVM Section 5.2 (conjectured global direction)"
+LP_RP = "mirror-descent Theorem 1 (regularization path)"
+LP_LOCAL = "mirror-descent Theorems 2 to 4 (local direction and rate)"
+JOINT_RP = "mirror-descent Theorem 5 (joint regularization path)"
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What the conditions are read off: the run, the SVM of its selected tokens, that of the optimal tokens, whether
+    the selected ones are locally optimal (B,), and `step_convexity` (R, B) at recorded W."""
+
+    path: Path
+    solution: MaxMargin
+    optimal: MaxMargin
+    local: Tensor
+    convexity: Tensor
+
+    def everywhere(self, holds: bool) -> Tensor:
+        """A condition that is the same for all trials."""
+        return torch.full_like(self.local, holds)
+
+    @cached_property
+    def is_linear(self) -> bool:
+        return isinstance(self.path.data.head, LinearHead)
+
+    @cached_property
+    def loss_and_head(self) -> dict[str, Tensor]:
+        return {"linear head": self.everywhere(self.is_linear)} | self.loss
+
+    @cached_property
+    def loss(self) -> dict[str, Tensor]:
+        return {"Assumption A": self.everywhere(self.path.loss in LOSS_FUNCTIONS)}
+
+    @cached_property
+    def unique(self) -> dict[str, Tensor]:
+        return {"unique optimal tokens": has_unique_optimum(self.path.data)}
+
+    @cached_property
+    def plain_step(self) -> dict[str, Tensor]:
+        """What the theorems on descent ask of the rule: one constant step, along the gradient itself."""
+        plain = not self.path.normalize and self.path.lr is not None
+        return {"constant step, not normalised": self.everywhere(plain)}
+
+    @cached_property
+    def lr(self) -> float:
+        return self.path.lr if self.path.lr is not None else math.inf
+
+
+def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
+    """The conditions of every theorem about this kind of run.
+
+    Assumption D and Assumption B of the joint theorem are looked into with `samples` > 0 only, and their theorems
+    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, names no bound that could be checked.
+    """
+    path = facts.path
+    data, geometry = path.data, path.geometry
+    result: Conditions = {
+        FEASIBLE: {
+            "d ≥ T − 1": facts.everywhere(data.d >= data.T - 1),
+            "e ≥ nK": facts.everywhere(data.e >= data.n * data.K),
+        }
+    }
+    if path.parameterization == "joint":
+        return result | (_joint(facts, samples, seed) if samples else {})
+    paths = facts.loss | facts.unique | {"optimal SVM feasible": facts.optimal.solved}
+    paths |= {"Assumption E": assumption_e(data, data.optimal_tokens()).holds}
+    if path.parameterization == "KQ":
+        width = path.settings.get("m")
+        wide = width is None or width >= min(data.n * data.K, data.d, data.e)
+        return result | {RP: paths | {"m ≥ min(nK, d, e)": facts.everywhere(wide)}}
+    if isinstance(geometry, Lp):
+        cone, cone_mu = _in_cones(facts)
+        result |= {LP_RP: paths, LP_LOCAL: _mirror_descent(facts, cone)}
+        if geometry == Frobenius():
+            result |= {RP: paths} | _gradient_descent(facts, cone_mu, samples, seed)
+    return result
+
+
+def _joint(facts: Facts, samples: int, seed: int) -> Conditions:
+    path = facts.path
+    check = assumption_b_joint(path.data, path.tokens, path.geometry, samples=samples, seed=seed)
+    return {
+        JOINT_RP: {
+            "logistic loss": facts.everywhere(path.loss == "logistic"),
+            "SVM feasible": facts.solution.solved,
+            "Assumption B (joint)": check.holds,
+        }
+    }
+
+
+def _mirror_descent(facts: Facts, cone: Tensor) -> dict[str, Tensor]:
+    # Without a known step there is no proof of its convexity either.
+    convex = (facts.convexity <= 1).all(0) & (len(facts.convexity) > 0)
+    return (
+        facts.loss_and_head
+        | {"tokens locally optimal": facts.local, "W in the cone C_{p,μ,R}": cone}
+        | facts.plain_step
+        | {"ψ − ηL convex on recorded steps": convex}
+    )
+
+
+def _gradient_descent(facts: Facts, cone: Tensor, samples: int, seed: int) -> Conditions:
+    path, optimal, given = facts.path, facts.optimal, facts.loss_and_head
+    data = path.data
+    L_W = lipschitz_constant(data, path.loss) if facts.is_linear else torch.full_like(optimal.norm, math.inf)
+    small = facts.plain_step | {"η ≤ 1/L_W": facts.lr * L_W <= 1}
+    b1, b2 = assumption_b1(data, optimal).holds, assumption_b2(data).holds
+    feasible = {"optimal SVM feasible": optimal.solved}
+    first_step = {
+        "Assumption C": assumption_c(data, path.loss).holds,
+        "W(0) = 0": path.starts_at_zero,
+        "η ≤ 1/‖W_mm‖": facts.lr * optimal.norm <= 1,
+    }
+    result = {
+        NORM: given | {"Assumption B": b1 | b2} | feasible | small,
+        SCORES: given | {"Assumption B.2": b2} | feasible | small,
+        FIRST_STEP: given | facts.unique | first_step | small,
+        LOCAL: given | {"tokens locally optimal": facts.local, "W in the cone C_{μ,R}": cone} | small,
+    }
+    if samples:
+        d = assumption_d(data, path.geometry, samples=samples, seed=seed).holds
+        result[CONJECTURE] = given | facts.unique | {"Assumption B.1": b1, "Assumption D": d} | facts.plain_step
+    return result
+
+
+def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
+    """Was W ever, at a recorded step, in C_{p,μ₀/3,R} and in C_{μ,R}? (B,) each; the theorems apply from then on.
+
+    TF-as-SVM gives no R for Theorem 7: that of mirror-descent is taken, whose argument is the same at p = 2.
+    """
+    path, solution = facts.path, facts.solution
+    if not facts.is_linear:
+        return facts.everywhere(False), facts.everywhere(False)
+    c = constants(path.data, path.tokens, solution)
+    R = radius(path.data, c, solution, path.loss, facts.lr)
+    _, W = path.recorded_W
+    W = W[(path.geometry.norm(W) >= R).any(1)]  # as a rule none is left
+    W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
+    cone = in_C(W, W_mm, c.mu0 / 3, R, path.geometry)
+    return cone.any(0), in_C_mu(W, W_mm, c.mu, R).any(0)

@@ -1,0 +1,105 @@
+"""`attsvm train` and `attsvm verdict` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import run
+
+from attsvm.dynamics import Trajectory
+
+TRAIN = ("train", "data.npz", "--geometry", "l1.75", "--steps", "400", "--normalize", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train")
+    run("data", "sphere", "--n", "3", "--tokens", "4", "--dim", "6", "--trials", "4", "--out", "data.npz", cwd=folder)
+    run(*TRAIN, "--out", "run", cwd=folder)
+    return folder
+
+
+def test_train_writes_trajectory_verdict_and_plots(folder: Path) -> None:
+    assert {path.name for path in (folder / "run").iterdir()} == {
+        "trajectory.safetensors",
+        "verdict.json",
+        "direction.png",
+        "direction.svg",
+        "weight.png",
+        "weight.svg",
+    }
+    trajectory = Trajectory.load(folder / "run" / "trajectory.safetensors")
+    assert trajectory.state.step == 400
+    verdict = json.loads((folder / "run" / "verdict.json").read_text())
+    assert verdict["summary"]["trials"] == 4
+
+
+def test_verdict_prints_it_again(folder: Path) -> None:
+    text = run("verdict", "run", cwd=folder).stdout
+    assert "l1.75 max-margin solution of the selected tokens" in text
+    printed = json.loads(run("verdict", "run", "--json", cwd=folder).stdout)
+    assert printed == json.loads((folder / "run" / "verdict.json").read_text())
+
+
+def test_a_longer_run_goes_on_and_equals_one_in_a_piece(folder: Path) -> None:
+    longer = [argument if argument != "400" else "900" for argument in TRAIN]
+    run(*longer, "--out", "run2", cwd=folder)
+    run(*TRAIN, "--out", "run3", cwd=folder)
+    run(*longer, "--out", "run3", cwd=folder)
+    whole, pieces = (Trajectory.load(folder / name / "trajectory.safetensors") for name in ("run2", "run3"))
+    assert torch.equal(whole.W, pieces.W)
+    assert torch.equal(whole.steps, pieces.steps)
+    assert all(torch.equal(whole.records[name], pieces.records[name]) for name in whole.records)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> None:
+    """Kill -9 a run twice, and Ctrl-C it once; then let it end."""
+    arguments = [argument if argument != "400" else "30000" for argument in TRAIN] + ["--out", "killed"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for number, delay in ((signal.SIGKILL, 4.5), (signal.SIGINT, 6.0), (signal.SIGKILL, 5.2)):
+        process = subprocess.Popen([sys.executable, "-m", "attsvm", *arguments], cwd=folder, env=environment)
+        time.sleep(delay)
+        process.send_signal(number)
+        process.wait(timeout=60)
+    run(*arguments, cwd=folder)
+    undisturbed = [argument if argument != "killed" else "undisturbed" for argument in arguments]
+    run(*undisturbed, cwd=folder)
+    killed, whole = (Trajectory.load(folder / x / "trajectory.safetensors") for x in ("killed", "undisturbed"))
+    assert torch.equal(killed.state.theta["W"], whole.state.theta["W"])
+    assert torch.equal(killed.steps, whole.steps)
+    assert all(torch.equal(killed.records[name], whole.records[name]) for name in whole.records)
+    assert not [path for path in (folder / "killed").iterdir() if ".tmp" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds another run"),
+        (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "--steps must be at least"),
+        ((*TRAIN, "--out", "data.npz"), "cannot be made"),
+        (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "1 < p"),
+        (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
+        (("verdict", "nowhere"), "holds no run"),
+    ],
+    ids=["other options", "fewer steps", "a file", "p", "width", "no run"],
+)
+def test_wrong_input(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments, cwd=folder, check=False)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("parameterization", ["KQ", "joint"])
+def test_other_parameterizations(folder: Path, parameterization: str) -> None:
+    options = ("--parameterization", parameterization, "--steps", "300", "--quiet", "--growing", "4")
+    out = f"run-{parameterization}"
+    assert "predicted limit" in run("train", "data.npz", *options, "--out", out, cwd=folder).stdout

@@ -1,0 +1,45 @@
+"""Directions meet the certified SVM solution of the tokens they select."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attsvm import Lp, TokenData, att_svm, solve, sphere
+from attsvm.dynamics import Growing, train
+
+
+@pytest.fixture(scope="module")
+def data() -> TokenData:
+    return sphere(6, 8, 10, trials=20)
+
+
+def distances(data: TokenData, geometry: Lp, records: dict[str, Tensor]) -> list[Tensor]:
+    """At every recorded step: 1 − corr (p = 2) or directional Bregman divergence to the SVM solution."""
+    result = []
+    for W, tokens in zip(records["W"], records["tokens"]):
+        svm = solve(att_svm(data, tokens), geometry, tol=1e-12)
+        # ½‖a − b‖² of unit vectors is 1 − corr, and the divergence of p = 2.
+        result.append(torch.where(svm.solved, geometry.directional_bregman(svm.W, W), torch.inf))
+    return result
+
+
+def test_constant_steps(data: TokenData):
+    run = train(data, steps=20_000, record=["W", "tokens"], at=[2_000, 20_000])
+    early, late = distances(data, Lp(2), run.records)
+    assert early.median() < 5e-3
+    assert late.median() < 5e-5
+
+
+@pytest.mark.parametrize(("p", "early_bar", "late_bar"), [(1.75, 2e-3, 1e-4), (3.0, 0.1, 0.03)])
+def test_constant_mirror_steps(data: TokenData, p: float, early_bar: float, late_bar: float):
+    run = train(data, Lp(p), steps=4_000, record=["W", "tokens"], at=[1_000, 4_000])
+    early, late = distances(data, Lp(p), run.records)
+    assert early.median() < early_bar
+    assert late.median() < late_bar < early_bar
+
+
+@pytest.mark.parametrize(("p", "steps", "bar"), [(2.0, 20_000, 1e-6), (1.75, 5_000, 2e-6), (3.0, 5_000, 1e-5)])
+def test_growing_steps(data: TokenData, p: float, steps: int, bar: float):
+    run = train(data, Lp(p), steps=steps, lr=Growing(), record=["W", "tokens"], at=[steps])
+    (distance,) = distances(data, Lp(p), run.records)
+    assert (distance < bar).double().mean() >= 0.95

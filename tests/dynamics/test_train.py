@@ -1,0 +1,275 @@
+"""Runs: what they return, that they resume, and that trials do not meet."""
+
+import numpy as np
+import pytest
+import torch
+
+from attsvm import AttsvmError, LinearHead, Lp, MLPHead, Nuclear, TokenData, att_svm, solve, sphere
+from attsvm.dynamics import QUANTITIES, Gaussian, Growing, Near, TrainState, Trajectory, train
+
+MODELS = [("W", "l2"), ("W", "l1.75"), ("W", "l3"), ("W", "nuclear"), ("KQ", "nuclear"), ("joint", "l1.5")]
+
+
+@pytest.fixture(scope="module")
+def data() -> TokenData:
+    return sphere(3, 4, 5, trials=20, seed=1)
+
+
+def same(a: Trajectory, b: Trajectory) -> bool:
+    records = all(torch.equal(x, b.records[name]) for name, x in a.records.items())
+    return torch.equal(a.W, b.W) and torch.equal(a.steps, b.steps) and records
+
+
+def plain_step(data: TokenData, W: torch.Tensor, p: float, lr: float) -> torch.Tensor:
+    """ℓp-AttGD by autograd."""
+    W = W.clone().requires_grad_()
+    f = data.Y * data.head.value((data.attention(W) @ data.X)[:, :, :, None])[..., 0]
+    torch.nn.functional.softplus(-f).sum(2).mean(1).sum().backward()
+    with torch.no_grad():
+        theta = W.sign() * W.abs() ** (p - 1) - lr * W.grad
+        return theta.sign() * theta.abs() ** (1 / (p - 1))
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_unnormalised_steps_are_mirror_descent(data: TokenData, p: float):
+    W = Gaussian(1.0).draw(data.B, {"W": (5, 5)})["W"]
+    run = train(data, Lp(p), steps=5, lr=0.5, normalize=False, init={"W": W})
+    for _ in range(5):
+        W = plain_step(data, W, p, 0.5)
+    assert torch.allclose(run.W, W, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_normalised_steps_have_dual_norm_lr(data: TokenData, p: float):
+    geometry = Lp(p)
+    run = train(data, geometry, steps=3, lr=lambda k: 0.1 * k, record=["W"], at=1)
+    theta = geometry.mirror(run.records["W"])
+    sizes = geometry.dual_norm(theta[1:] - theta[:-1])
+    assert torch.allclose(sizes, torch.tensor([[0.1], [0.2], [0.3]], dtype=torch.float64).expand_as(sizes))
+
+
+@pytest.mark.parametrize("r", [1e-3, 1e-200])
+def test_ridge_adds_its_gradient(data: TokenData, r: float):
+    start = Gaussian(1.0).draw(data.B, {"K": (5, 5), "Q": (5, 5)})
+    runs = [train(data, "l2", "KQ", steps=1, lr=1.0, normalize=False, init=start, ridge=x).factors for x in (0.0, r)]
+    for plain, ridged, block in zip(*runs, start.values()):
+        assert torch.allclose(ridged, plain - 2 * r * block, rtol=1e-12, atol=1e-14)
+    # Where the loss's gradient is far below the ridge's, the step is along the block.
+    far = {"K": 1e4 * torch.eye(5), "Q": 1e4 * solve(att_svm(data, data.optimal_tokens()), "l2").W.mT}
+    pulled = train(data, "l2", "KQ", steps=1, lr=1.0, init=far, ridge=r).factors
+    assert pulled is not None
+    assert torch.allclose(pulled[0], (1 - 1 / far["K"].norm()) * far["K"].double())
+
+
+def test_growing_steps_are_in_proportion_to_the_norm(data: TokenData):
+    run = train(data, steps=200, lr=Growing(0.1, 4.0), record=["W", "norm"], at=[1, 149, 150])
+    step = (run.records["W"][2] - run.records["W"][1]).flatten(1).norm(dim=1)
+    assert torch.allclose(step, 4 * run.records["norm"][1] / 150)
+    assert torch.allclose(run.records["norm"][0], torch.tensor(0.1, dtype=torch.float64))
+
+
+def test_each_block_has_its_own_step_and_norm(data: TokenData):
+    lr = {"K": 0.1, "Q": 0.3}
+    start = Gaussian(1.0).draw(data.B, {"K": (5, 2), "Q": (5, 2)})
+    run = train(data, "nuclear", "KQ", steps=1, lr=lr, m=2, init=start)
+    assert run.factors is not None
+    for block, name in zip(run.factors, "KQ"):
+        size = (block - start[name]).flatten(1).norm(dim=1)
+        assert torch.allclose(size, torch.full_like(size, lr[name]))
+    assert torch.allclose(run.W, run.factors[0] @ run.factors[1].mT)
+    assert isinstance(run.geometry, Nuclear)
+
+
+@pytest.mark.parametrize(("parameterization", "geometry"), MODELS)
+def test_resumed_run_has_the_same_bits(data: TokenData, tmp_path, parameterization: str, geometry: str):
+    lr = 0.1 if (parameterization, geometry) == ("W", "nuclear") else Growing(0.1, 2.0)  # W grows like e^θ
+    options = {"lr": lr, "init": Gaussian(0.3), "record": ["loss", "W"], "at": 20}
+    whole = train(data, geometry, parameterization, steps=60, **options)
+    half = train(data, geometry, parameterization, steps=27, **options)
+    for suffix in (".npz", ".safetensors"):
+        half.save(tmp_path / f"half{suffix}")
+        loaded = Trajectory.load(tmp_path / f"half{suffix}")
+        assert same(half, loaded)
+        assert loaded.geometry == half.geometry
+        assert loaded.settings == half.settings
+        assert same(whole, train(loaded.data, geometry, parameterization, steps=60, resume=loaded, **options))
+    half.state.save(tmp_path / "state.npz")
+    state = TrainState.load(tmp_path / "state.npz")
+    rest = train(data, geometry, parameterization, steps=60, resume=state, **options)
+    assert torch.equal(rest.W, whole.W)
+    assert rest.steps.tolist() == [40, 60]
+
+
+@pytest.mark.parametrize(("parameterization", "geometry"), MODELS)
+def test_trials_do_not_meet(data: TokenData, parameterization: str, geometry: str):
+    lr = 0.1 if (parameterization, geometry) == ("W", "nuclear") else Growing()
+    options = {"steps": 50, "lr": lr, "record": ["loss", "W", "log_rest"]}
+    together = train(data, geometry, parameterization, init=Gaussian(0.3), **options)
+    alone = train(data[[17]], geometry, parameterization, init=Gaussian(0.3, trials=[17]), **options)
+    # Bit for bit, but for LAPACK's singular value decomposition, which is not called for all trials alike.
+    tolerance = 1e-12 if geometry == "nuclear" else 0.0
+    for name, x in alone.records.items():
+        assert torch.allclose(x[:, 0], together.records[name][:, 17], rtol=tolerance, atol=0)
+
+
+def test_records_are_what_they_say(data: TokenData):
+    run = train(data, steps=37, record=[name for name in QUANTITIES if name not in "KQv"], at=[3, 37])
+    assert run.steps.tolist() == [3, 37]
+    for row in range(2):
+        record = {name: x[row] for name, x in run.records.items()}
+        W = record["W"]
+        attention = data.attention(W)
+        assert torch.allclose(record["attention"], attention)
+        assert torch.equal(record["tokens"], attention.argmax(-1))
+        assert torch.allclose(record["top_weight"], attention.amax(-1))
+        assert torch.allclose(record["log_rest"], torch.log(1 - attention.amax(-1)))
+        output = data.Y * data.head.value((attention @ data.X)[:, :, :, None])[..., 0]
+        assert torch.allclose(record["output"], output)
+        assert torch.allclose(record["loss"], torch.nn.functional.softplus(-output).sum(2).mean(1))
+        assert torch.allclose(record["norm"], torch.linalg.matrix_norm(W))
+    assert torch.equal(run.W, run.records["W"][-1])
+    assert torch.equal(run.tokens, run.records["tokens"][-1])
+
+
+def test_log_rest_where_the_weight_is_one(data: TokenData):
+    W = solve(att_svm(data, data.optimal_tokens()), "l2").W * 1000
+    run = train(data, steps=0, init={"W": W}, record=["top_weight", "log_rest"])
+    assert (run.records["top_weight"] == 1).all()
+    logits = data.logits(W)
+    best = logits.topk(2).values
+    gap = (best[..., 1] - best[..., 0]).clamp(max=0)
+    assert (run.records["log_rest"][0] - gap).abs().max() < 2  # log of at most T tokens
+    assert run.records["log_rest"].max() < -900
+
+
+def test_recorded_steps():
+    data = sphere(2, 3, 2)
+    assert train(data, steps=7, at=3).steps.tolist() == [0, 3, 6, 7]
+    assert train(data, steps=5, at=[]).steps.tolist() == [5]
+    long, short = (train(data, steps=k, record=()).steps.tolist() for k in (150, 100))
+    assert [k for k in long if k <= 100] == short
+    assert long[:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_stops_when_directions_rest(data: TokenData):
+    run = train(data, steps=5000, at=100, stop=2e-2, record=["W"])
+    units = Lp(2).unit(run.records["W"])
+    moves = (units[1:] - units[:-1]).flatten(2).norm(dim=2).amax(1)
+    assert run.state.step == run.steps[-1] < 5000
+    assert moves[-1] <= 2e-2 < moves[1:-1].min()
+
+
+def test_near_starts_inside_the_cone(data: TokenData):
+    target = solve(att_svm(data, data.optimal_tokens()), "l3").W
+    run = train(data, "l3", steps=0, init=Near(target, norm=7.0, angle=0.25))
+    cosine = (Lp(2).unit(run.W) * Lp(2).unit(target)).sum((1, 2))
+    assert torch.allclose(cosine, torch.cos(torch.tensor(0.25, dtype=torch.float64)))
+    assert torch.allclose(Lp(3).norm(run.W), torch.tensor(7.0, dtype=torch.float64))
+    factored = train(data, "nuclear", "KQ", steps=0, init=Near(target, norm=7.0, angle=0.25), m=6)
+    assert torch.allclose(Nuclear().norm(factored.W), torch.tensor(7.0, dtype=torch.float64))
+
+
+def test_zero_start_and_zero_gradient():
+    data = sphere(2, 3, 2, trials=3)
+    equal = TokenData(data.X, data.Z, data.Y, data.mask, LinearHead(torch.zeros(3, 1, 2)).to(dtype=torch.float64))
+    single = sphere(2, 1, 2)
+    for start in (equal, single):
+        for p in (1.1, 2, 3):
+            assert (train(start, Lp(p), steps=3, lr=Growing()).W == 0).all()
+    assert (train(data, "l1.1", steps=1).W != 0).any()
+    joint = train(sphere(2, 1, 2), "l1.5", "joint", steps=3)
+    assert joint.v is not None
+    assert (joint.W == 0).all()
+    assert (joint.v != 0).all()
+
+
+@pytest.mark.parametrize(("parameterization", "geometry"), MODELS)
+def test_empty_batch(data: TokenData, parameterization: str, geometry: str):
+    run = train(data[:0], geometry, parameterization, steps=3, init=Gaussian())
+    assert run.W.shape == (0, 5, 5)
+    assert run.records["top_weight"].shape[1:] == (0, 3, 1)
+
+
+def test_cls_model_is_a_single_column():
+    data = sphere(3, 4, 5, trials=2)
+    cls = TokenData.cls(data.X, data.Y[..., 0], data.head)
+    W = train(cls, "l1.5", steps=20).W
+    ones = TokenData.cross(data.X, torch.ones(2, 3, 1), data.Y[..., 0], data.head)
+    assert W.shape == (2, 5, 1)
+    assert torch.equal(W, train(ones, "l1.5", steps=20).W)
+
+
+def test_single_precision_and_other_heads():
+    data = sphere(2, 3, 4, trials=2)
+    narrow = train(data.to(dtype=torch.float32), steps=20)
+    assert narrow.W.dtype == torch.float32
+    assert torch.allclose(narrow.W.double(), train(data, steps=20).W, atol=1e-4)
+    relu = TokenData(data.X, data.Z, data.Y, data.mask, MLPHead.sum_relu(2, 4))
+    run = train(relu, steps=50, loss="correlation", record=["loss"])
+    assert (run.records["loss"][-1] < run.records["loss"][0]).all()
+
+
+def test_compiled_step_is_the_same_step(data: TokenData):
+    eager, compiled = (train(data, "l1.75", steps=30, compile=choice) for choice in (False, True))
+    assert torch.allclose(eager.W, compiled.W, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": -1}, "steps"),
+        ({"steps": 2.5}, "steps"),
+        ({"parameterization": "V"}, "parameterization"),
+        ({"geometry": "l0.5"}, "p"),
+        ({"geometry": "l3", "parameterization": "KQ"}, "geometry"),
+        ({"parameterization": "KQ", "init": "zero"}, "zero"),
+        ({"lr": -1}, "lr"),
+        ({"lr": "fast"}, "lr"),
+        ({"lr": {"K": 0.1}}, "lr"),
+        ({"lr": lambda k: float("nan")}, "lr at step 1"),
+        ({"loss": "hinge"}, "loss"),
+        ({"init": "one"}, "init"),
+        ({"init": {"V": 0}}, "init"),
+        ({"init": {"W": torch.zeros(3, 3)}}, "init W"),
+        ({"init": {"W": torch.full((5, 5), float("nan"))}}, "W"),
+        ({"init": Near(torch.zeros(5, 5))}, "direction"),
+        ({"init": Gaussian(trials=[1, 2])}, "trials"),
+        ({"m": 3}, "m"),
+        ({"m": 0, "parameterization": "KQ"}, "m"),
+        ({"record": ["speed"]}, "record"),
+        ({"record": ["v"]}, "record"),
+        ({"at": "lin"}, "at"),
+        ({"at": 0}, "at"),
+        ({"at": [-1]}, "at"),
+        ({"stop": -1.0}, "stop"),
+        ({"ridge": -1.0}, "ridge"),
+        ({"resume": 3}, "resume"),
+        ({"resume": TrainState(9, {"W": torch.zeros(20, 5, 5)})}, "steps"),
+        ({"resume": TrainState(0, {"W": torch.zeros(1, 5, 5)})}, "resume"),
+    ],
+)
+def test_bad_input(data: TokenData, options: dict, words: str):
+    with pytest.raises(AttsvmError, match=words) as caught:
+        train(data, **({"steps": 2} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_leaving_the_range_of_numbers(data: TokenData):
+    with pytest.raises(AttsvmError, match="smaller lr"):
+        train(data, "nuclear", steps=100, lr=Growing(0.1, 4.0))
+
+
+def test_bad_data_and_files(data: TokenData, tmp_path):
+    with pytest.raises(AttsvmError, match="head"):
+        train(TokenData(data.X, data.Z, data.Y, data.mask), steps=1)
+    with pytest.raises(AttsvmError, match="TokenData"):
+        train(np.zeros(3), steps=1)  # type: ignore[arg-type]
+    run = train(data, steps=1)
+    with pytest.raises(AttsvmError, match="record"):
+        train(data, steps=2, resume=run, record=["W"])
+    run.state.save(tmp_path / "state.npz")
+    with pytest.raises(AttsvmError, match="trajectory"):
+        Trajectory.load(tmp_path / "state.npz")
+    np.savez(tmp_path / "other.npz", x=np.zeros(2))
+    with pytest.raises(AttsvmError, match="state"):
+        TrainState.load(tmp_path / "other.npz")
