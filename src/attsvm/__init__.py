@@ -20,7 +20,7 @@ from attsvm.data import (
     sphere,
 )
 from attsvm.diagnostics import Verdict, verdict
-from attsvm.dynamics import Gaussian, Growing, Near, Trajectory, train
+from attsvm.dynamics import Gaussian, Growing, Near, Trajectory, regularization_path, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, parse_geometry
 from attsvm.svm import (
@@ -68,6 +68,7 @@ __all__ = [
     "load",
     "orthonormal",
     "parse_geometry",
+    "regularization_path",
     "save",
     "solve",
     "sphere",

@@ -2,6 +2,7 @@
 
 from attsvm.dynamics._init import Gaussian, Init, Near
 from attsvm.dynamics._losses import Correlation, Exponential, Logistic, Loss
+from attsvm.dynamics._path import RegularizationPath, regularization_path
 from attsvm.dynamics._record import QUANTITIES
 from attsvm.dynamics._schedules import Constant, Growing, Schedule
 from attsvm.dynamics._train import train
@@ -18,8 +19,10 @@ __all__ = [
     "Logistic",
     "Loss",
     "Near",
+    "RegularizationPath",
     "Schedule",
     "TrainState",
     "Trajectory",
+    "regularization_path",
     "train",
 ]
