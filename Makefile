@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
 	@touch $@
 
-demo: $(STAMP)  ## generate data, solve it in four geometries, draw pictures into demo/
+demo: $(STAMP)  ## train in three geometries, solve the SVMs, compare; pictures go to demo/
 	$(BIN)/attsvm demo --out demo
 
 test: $(STAMP)  ## lint, type check and run the tests
@@ -31,8 +31,9 @@ lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(STAMP)  ## solver against cvxpy, single-thread CPU time on the same instances
+bench: $(STAMP)  ## solver against cvxpy, training against a plain loop, in CPU time of one thread
 	$(BIN)/python benchmarks/bench_solve.py
+	$(BIN)/python benchmarks/bench_train.py
 
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis

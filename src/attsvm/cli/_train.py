@@ -57,6 +57,9 @@ def train_command(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of a Gaussian start.")] = 0,
     width: Annotated[int | None, typer.Option(min=1, help="Width m of K and Q.")] = None,
+    ridge: Annotated[
+        float, typer.Option(min=0, help="Penalty r·(‖K‖² + ‖Q‖²) or r·‖W‖²; 1e-100 brings (K, Q) to its limit.")
+    ] = 0.0,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -70,6 +73,7 @@ def train_command(
         "loss": loss.value,
         "init": None if init_scale is None else Gaussian(init_scale, seed),
         "m": width,
+        "ridge": ridge,
         "record": _record(loaded, steps),
     }
     try:

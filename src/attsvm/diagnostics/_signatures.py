@@ -46,7 +46,10 @@ ADVICE = {
     Signature.STEP_TOO_LARGE: "The loss rises, or ψ − ηL is not convex on the steps: take a step ten times smaller.",
     Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so they are not final: train longer.",
     Signature.OSCILLATING: "The divergence goes up and down: take a step ten times smaller.",
-    Signature.TOO_EARLY: "The direction is still on its way: train longer, or let the step grow with the norm.",
+    Signature.TOO_EARLY: (
+        "The direction is still on its way: train longer, let the step grow with the norm, or give (K, Q) a tiny ridge "
+        "such as 1e-100."
+    ),
 }
 
 
