@@ -79,7 +79,8 @@ def print_verdict(judged: Verdict) -> None:
         table.add_row(key, _number(summary[key]))
     for key in ("feasible", "globally optimal", "locally optimal"):
         table.add_row(f"tokens {key}", f"{summary[key]} of {trials}")
-    table.add_row("rate", f"error ~ k^{_number(summary['rate']['median power of k'])} over the last half (in log k)")
+    power = summary["rate"]["median power of k"]
+    table.add_row("rate", "–" if power is None else f"error ~ k^{power:.2f} over the last half (in log k)")
     for theorem, count in summary["theorems"].items():
         table.add_row(theorem, f"conditions hold in {count} of {trials}")
     if "head" in summary:

@@ -177,7 +177,7 @@ class TokenData:
     def scores(self) -> Tensor:
         """γ_ikt = Y_ik h_k(x_it), shape (B, n, K, T), −inf where masked."""
         if self.head is None:
-            raise AttsvmError("head must be given to have scores, but these data have head None.")
+            raise AttsvmError("scores need a head, but these data have none: give one (v in a file), or name tokens.")
         values = self.head.value(self.X[:, :, None])
         return (self.Y[..., None] * values).masked_fill(~self.mask, -torch.inf)
 
