@@ -97,7 +97,7 @@ def test_dataclass_refuses(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda data: TokenData(**GOOD).scores(), "head must be given"),
+        (lambda data: TokenData(**GOOD).scores(), "scores need a head"),
         (
             lambda data: data.logits(np.ones((4, 3))),
             "W must have shape (d, e) = (4, 4) or (B, d, e) = (2, 4, 4)",
