@@ -1,0 +1,16 @@
+"""Mirror descent for any PyTorch model: drop-in replacements of torch.optim.SGD and torch.optim.AdamW."""
+
+from attsvm.optim._advice import starting_lr
+from attsvm.optim._groups import describe_groups, param_groups
+from attsvm.optim._mirror_adam import MirrorAdam, mirror_adam
+from attsvm.optim._mirror_descent import MirrorDescent, mirror_descent
+
+__all__ = [
+    "MirrorAdam",
+    "MirrorDescent",
+    "describe_groups",
+    "mirror_adam",
+    "mirror_descent",
+    "param_groups",
+    "starting_lr",
+]

@@ -1,0 +1,190 @@
+"""Parameter groups: p near 1 on the matrices, p = 2 on what starts at 0 or is looked up."""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from attsvm.errors import AttsvmError
+
+__all__ = ["describe_groups", "param_groups"]
+
+KINDS = ("attention", "matrices", "embeddings", "vectors")
+
+# The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
+_ATTENTION = re.compile(
+    r"(?:(?:w|to|c|lin|linear)_?)?"
+    r"(?:q|k|v|qk|kv|qkv|query|key|value|queries|keys|values|query_key_value|kv_a|kv_b|q_a|q_b)"
+    r"(?:_?(?:proj|projection|lin|linear|attn|global|proj_with_mqa))?"
+    r"|c_attn|w_pack"
+)
+_PACKED = re.compile(r"in_proj|in_projection")  # also the name of other things: only inside something called attention
+_NORM = re.compile(r"(layer|rms|batch|group|instance)norm", re.IGNORECASE)
+_EMBEDDING = re.compile(r"embed|pos_|position|token", re.IGNORECASE)
+
+
+def param_groups(
+    model: nn.Module,
+    p: float = 1.1,
+    *,
+    attention: Mapping[str, Any] | None = None,
+    matrices: Mapping[str, Any] | None = None,
+    embeddings: Mapping[str, Any] | None = None,
+    vectors: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Split a model's trainable parameters into at most four groups, for one optimizer.
+
+    ============  ==========================================================  ============================
+    ``"name"``    what                                                        defaults
+    ============  ==========================================================  ============================
+    attention     query, key and value matrices, packed or not                ``p``
+    matrices      all other matrices: output projections, MLPs, heads, convs  ``p``
+    embeddings    ``nn.Embedding`` and learned positions and tokens           p = 2
+    vectors       biases, norms, scales, single tokens                        p = 2, ``weight_decay=0``
+    ============  ==========================================================  ============================
+
+    The mirror-descent paper steps in the ℓ1.1 geometry with all weights and reports W_K, W_Q and W_V. Vectors are the
+    exception because what starts at 0 hardly moves for p near 1. In :class:`~attsvm.optim.MirrorAdam` a group with
+    p = 2 follows AdamW exactly, in :class:`~attsvm.optim.MirrorDescent` SGD. One optimizer object holds all groups, so
+    schedulers and trainers need to know nothing. Other torch optimizers ignore ``p``.
+
+    Parameters are told apart by their module's type, their shape and the last part of their name (``q_proj``,
+    ``c_attn``, ``Wqkv``, ``to_kv``, ``in_proj_weight``, …), never by their values, so a checkpoint finds the same
+    groups. Tied weights appear once; one tied to an embedding is an embedding. Frozen parameters are left out.
+
+    Args:
+        model: any module.
+        p: the exponent of attention and other matrices.
+        attention, matrices, embeddings, vectors: options of that group alone, as ``matrices={"p": 2}`` (mirror steps on
+            attention alone) or ``vectors={"lr": 1e-2}``.
+        kinds: exceptions, from a regular expression searched in the parameter's full name to one of the four names,
+            as ``{"lora_": "vectors"}``; the first that matches decides.
+        options: options of all groups, as ``lr`` and ``weight_decay``; those of a group come first.
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
+        >>> groups = param_groups(model, p=1.1, lr=1e-3)
+        >>> describe_groups(groups)
+        name       p    lr     weight_decay  tensors  parameters  what
+        attention  1.1  0.001  -                   1         192  self_attn.in_proj_weight
+        matrices   1.1  0.001  -                   3         320  self_attn.out_proj.weight, linear[1-2].weight
+        vectors    2.0  0.001  0.0                 8          88  self_attn.in_proj_bias, ….out_proj.bias, … 6 more
+        >>> optimizer = attsvm.optim.MirrorAdam(groups)
+    """
+    defaults: dict[str, dict[str, Any]] = {
+        "attention": {"p": p, **options, **(attention or {})},
+        "matrices": {"p": p, **options, **(matrices or {})},
+        "embeddings": {"p": 2.0, **options, **(embeddings or {})},
+        "vectors": {"p": 2.0, **options, "weight_decay": 0.0, **(vectors or {})},
+    }
+    named: dict[str, list[tuple[str, Tensor]]] = {kind: [] for kind in KINDS}
+    for name, param, kind in _sorted_parameters(model, kinds or {}):
+        named[kind].append((name, param))
+    if not any(named.values()):
+        raise AttsvmError("the model has no trainable parameter: pass a module with requires_grad parameters.")
+    groups = [
+        {"name": kind, "params": [q for _, q in of_kind], "param_names": [n for n, _ in of_kind], **defaults[kind]}
+        for kind, of_kind in named.items()
+        if of_kind
+    ]
+    stuck = [n for g in groups if g["p"] < 1.5 for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
+    if stuck:
+        warnings.warn(
+            f"all entries of {', '.join(stuck)} are 0 and hardly move at p near 1: "
+            f'give them p = 2, as by kinds={{r"{re.escape(stuck[0])}$": "vectors"}}.',
+            stacklevel=2,
+        )
+    return groups
+
+
+def describe_groups(groups: Iterable[Mapping[str, Any]], file: TextIO | None = None) -> None:
+    """Print what went where: a table of groups as :func:`param_groups` made them, or of ``optimizer.param_groups``."""
+    columns = ("name", "p", "lr", "weight_decay")
+    rows: list[tuple[str, ...]] = [(*columns, "tensors", "parameters", "what")]
+    for i, group in enumerate(groups):
+        settings = [_format(group.get(column, i if column == "name" else "-")) for column in columns]
+        numel = sum(q.numel() for q in group["params"])
+        names = group.get("param_names", [])
+        rows.append((*settings, f"{len(group['params'])}", f"{numel:,}", _abbreviate(names)))
+    widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [f"{cell:>{w}}" if 4 <= j < 6 else f"{cell:<{w}}" for j, (cell, w) in enumerate(zip(row, widths))]
+        print("  ".join([*cells, row[-1]]), file=file or sys.stdout)
+
+
+def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[tuple[str, Tensor, str]]:
+    """Every trainable parameter once, with its first name and its kind."""
+    for pattern, kind in kinds.items():
+        if kind not in KINDS:
+            raise AttsvmError(f"kinds[{pattern!r}] must be one of {', '.join(KINDS)}, but got {kind!r}.")
+    found: dict[Tensor, tuple[str, set[str]]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if param.requires_grad:
+                name = f"{path}.{own}" if path else own
+                found.setdefault(param, (name, set()))[1].add(_kind(name, module, param, kinds))
+    for param, (name, places) in found.items():
+        # A weight with two places: a head tied to an embedding is an embedding.
+        yield name, param, next(k for k in ("embeddings", *KINDS) if k in places)
+
+
+def _kind(name: str, module: nn.Module, param: Tensor, kinds: Mapping[str, str]) -> str:
+    for pattern, kind in kinds.items():
+        if re.search(pattern, name):
+            return kind
+    # torch.nn.utils.parametrize keeps q_proj.weight as q_proj.parametrizations.weight.original.
+    path = re.sub(r"\.parametrizations\.(\w+)\.original\d*$", r".\1", name).split(".")
+    own, bare = path[-1], path[-1] != "weight"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "embeddings"
+    if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__):
+        return "vectors"
+    if bare and max(param.shape) == param.numel():  # as a class token (1, 1, d); the weight of Linear(d, 1) is a matrix
+        return "vectors"
+    if bare and _EMBEDDING.search(own):
+        return "embeddings"
+    last = (own if bare else path[-2] if len(path) > 1 else "").lower().removesuffix("_weight")
+    if _ATTENTION.fullmatch(last):
+        return "attention"
+    if _PACKED.fullmatch(last) and (isinstance(module, nn.MultiheadAttention) or "att" in ".".join(path[:-1]).lower()):
+        return "attention"
+    return "matrices"
+
+
+def _starts_at_zero(param: Tensor) -> bool:
+    entries: Any = param.detach()
+    entries = entries.to_local() if hasattr(entries, "to_local") else entries
+    if entries.is_meta or entries.numel() == 0:
+        return False
+    # A corner decides nearly always.
+    return not torch.any(entries[(slice(8),) * entries.ndim]) and not torch.any(entries)
+
+
+def _format(value: Any) -> str:
+    return f"{value.item():g}" if isinstance(value, Tensor) else str(value)
+
+
+def _abbreviate(names: list[str], most: int = 2) -> str:
+    """Names that differ in numbers alone as one, ``layers.[0-11].q.weight``; the first few."""
+    merged: dict[str, list[list[int]]] = {}
+    for name in names:
+        merged.setdefault(re.sub(r"\d+", "#", name), []).append([int(n) for n in re.findall(r"\d+", name)])
+    short: list[str] = []
+    for pattern, numbers in merged.items():
+        for column in zip(*numbers):
+            low, high = min(column), max(column)
+            pattern = pattern.replace("#", f"{low}" if low == high else f"[{low}-{high}]", 1)
+        short.append(pattern)
+    # Of a name that starts as the one before it the rest is enough: layers.[0-3].attn.q.weight, ….k.weight.
+    for i in range(min(most, len(short)) - 1, 0, -1):
+        before, parts = short[i - 1].split("."), short[i].split(".")
+        same = next((j for j, (a, b) in enumerate(zip(before, parts)) if a != b), 0)
+        short[i] = ".".join(["…", *parts[same:]]) if same else short[i]
+    left = len(names) - sum(len(numbers) for numbers in list(merged.values())[:most])
+    return ", ".join(short[:most]) + (f", … {left} more" if left else "")

@@ -1,0 +1,354 @@
+"""Mirror descent with the ℓp potential."""
+
+# pyright: reportPrivateImportUsage=false
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from attsvm.errors import AttsvmError
+from attsvm.optim import _common
+from attsvm.optim._common import MirrorOptimizer
+
+__all__ = ["MirrorDescent", "mirror_descent"]
+
+
+class MirrorDescent(MirrorOptimizer):
+    r"""Mirror descent with the potential :math:`\psi(W) = \frac1p \lVert W \rVert_p^p`; p = 2 is
+    :class:`torch.optim.SGD`.
+
+    .. math::
+       \begin{aligned}
+            &\rule{110mm}{0.4pt}                                                                        \\
+            &\textbf{input} : \gamma \text{ (lr)}, \: p, \: \mu \text{ (momentum)}, \:
+                \lambda \text{ (weight decay)}, \: \textit{nesterov, maximize, normalize}               \\
+            &\textbf{initialize} : \theta_0 \leftarrow \nabla\psi(W_0)
+                = \operatorname{sign}(W_0)\,|W_0|^{p-1}, \: b_0 \leftarrow 0                     \\[-1.ex]
+            &\rule{110mm}{0.4pt}                                                                        \\
+            &\textbf{for} \: t = 1 \: \textbf{to} \: \ldots \: \textbf{do}                              \\
+            &\hspace{5mm} g_t \leftarrow \pm\nabla f_t(W_{t-1})
+                \hspace{5mm} (- \text{ if } \textit{maximize})                                          \\
+            &\hspace{5mm} \textbf{if} \: \textit{normalize} : \: g_t \leftarrow g_t / \lVert g_t \rVert_q
+                \hspace{5mm} (1/p + 1/q = 1)                                                            \\
+            &\hspace{5mm} b_t \leftarrow \mu b_{t-1} + g_t                                              \\
+            &\hspace{5mm} d_t \leftarrow g_t + \mu b_t \text{ if } \textit{nesterov} \text{ else } b_t  \\
+            &\hspace{5mm} \theta_t \leftarrow (1 - \gamma\lambda)^{p-1}\, \theta_{t-1} - \gamma d_t     \\
+            &\hspace{5mm} W_t \leftarrow \nabla\psi^*(\theta_t)
+                = \operatorname{sign}(\theta_t)\,|\theta_t|^{1/(p-1)}                            \\[-1.ex]
+            &\rule{110mm}{0.4pt}
+       \end{aligned}
+
+    Gradients live in the dual space, where :math:`\theta` lives; so do the momentum buffer and the step. Heavy ball and
+    Nesterov are those of :class:`torch.optim.SGD` with :math:`\theta` in the place of the weights.
+
+    **Small p makes sparse weights.** A step changes a weight by :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near
+    p = 1 in proportion to its size. On separable data the direction of W goes to the ℓp max-margin solution.
+    Weights that start at 0 hardly move for p near 1 (they need :math:`|\theta|` of order 1): give biases and norm
+    parameters p = 2 in a group of their own. The same lr means very different steps for different p.
+
+    **The mirror variable is the state** (``state["mirror"]``), in float32 even for bf16 and fp16 parameters, whose
+    master weights it is. A weight at 0 is no trap, since :math:`\theta` moves while :math:`|\theta|^{1/(p-1)}` still
+    underflows. For p = 2 in float32 and float64 there is no extra state: the weight is its own mirror variable.
+
+    **Weight decay** is decoupled and multiplies W by :math:`1 - \gamma\lambda` in every step, as AdamW's does, whatever
+    p is (for p ≠ 2 by 0 where :math:`\gamma\lambda > 1`). In the mirror variable this is a gradient step of the penalty
+    :math:`\lambda (p-1) \psi(W) = \lambda \frac{p-1}{p} \lVert W \rVert_p^p`, so the minimised objective is
+    f plus this ℓp penalty. SGD's weight decay goes into the momentum; without momentum both are the same at p = 2.
+
+    **Weights changed by hand** between two steps: an in-place change (``weight.mul_(…)``, ``load_state_dict`` of the
+    model) is noticed, and :math:`\theta` is made anew where it no longer means the weight. A change through ``.data``,
+    or between compiled steps, is overwritten unless you call :meth:`resync`.
+
+    Gradients that are nan or inf reach the weights, as in torch's own optimizers: use a GradScaler or skip the step.
+
+    Args:
+        params: parameters or named parameters, or dicts of parameter groups; every option below but ``foreach``,
+            ``fused`` may differ between groups.
+        lr: learning rate, a number or a tensor of one element, which ``torch.compile`` and CUDA graphs can change
+            without recompiling.
+        p: the exponent, 1 < p < inf.
+        momentum: factor :math:`\mu` of the sum of past gradients.
+        nesterov: Nesterov momentum.
+        weight_decay: factor :math:`\lambda`.
+        normalize: divide gradients by their dual norm :math:`\lVert g \rVert_q`: each by its own (``"tensor"``) or all
+            by that of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2, DTensor)
+            is the norm of the whole parameter. A gradient of 0 makes no step.
+        maximize: ascend instead of descend.
+        foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
+        fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
+        capturable: allow the step inside a CUDA graph capture.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, p=1.1)
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+
+    Reference: ℓp-AttGD, the mirror descent of "Optimizing Attention with Mirror Descent: Generalized Max-Margin Token
+    Selection", is ``normalize=None`` (its experiments: ``normalize="tensor"``) on the key-query weights.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        p: float = 1.1,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        normalize: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "p": p,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "normalize": normalize,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _common.check_at_least_zero("momentum", group["momentum"])
+        if group["nesterov"] and group["momentum"] == 0:
+            raise AttsvmError("nesterov needs a momentum above 0.")
+        if group["normalize"] not in (None, "tensor", "group"):
+            raise AttsvmError(f'normalize must be None, "tensor" or "group", but got {group["normalize"]!r}.')
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("nesterov", False)
+            group.setdefault("normalize", None)
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        mirrors: list[Tensor],
+        momentum_buffers: list[Tensor],
+    ) -> None:
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            grads.append(_common.gradient(param))
+            params.append(_common.local(param))
+            mirrors.append(self._mirror(param, params[-1], group["p"]))
+            if group["momentum"] != 0:
+                state = self.state[param]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = _common.zeros_like(param)
+                momentum_buffers.append(_common.local(state["momentum_buffer"]))
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Perform one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        self._check_capture()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        for group in self.param_groups:
+            params: list[Tensor] = []
+            grads: list[Tensor] = []
+            mirrors: list[Tensor] = []
+            momentum_buffers: list[Tensor] = []
+            self._init_group(group, params, grads, mirrors, momentum_buffers)
+            if not params:
+                continue
+            by = group["normalize"]
+            mirror_descent(
+                params,
+                [_common.local(grad) for grad in grads],
+                mirrors,
+                momentum_buffers,
+                [] if by is None else _common.dual_norms(grads, group["p"], by),
+                foreach=group["foreach"],
+                fused=group["fused"],
+                capturable=group["capturable"],
+                lr=group["lr"],
+                p=group["p"],
+                momentum=group["momentum"],
+                nesterov=group["nesterov"],
+                weight_decay=group["weight_decay"],
+                maximize=group["maximize"],
+            )
+            self._remember(group)
+
+        return loss
+
+
+def mirror_descent(
+    params: list[Tensor],
+    grads: list[Tensor],
+    mirrors: list[Tensor],
+    momentum_buffers: list[Tensor],
+    norms: list[Tensor],
+    *,
+    foreach: bool | None = None,
+    fused: bool | None = None,
+    capturable: bool = False,
+    lr: float | Tensor,
+    p: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    maximize: bool,
+) -> None:
+    """The arithmetic of :class:`MirrorDescent`.
+
+    ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision);
+    ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none.
+    """
+    lr = _common.step_lr(lr)
+    path = _common.choose_path(
+        params,
+        foreach,
+        fused,
+        fused_path=_fused_mirror_descent,
+        foreach_path=_multi_tensor_mirror_descent,
+        single_path=_single_tensor_mirror_descent,
+    )
+    path(
+        params,
+        grads,
+        mirrors,
+        momentum_buffers,
+        norms,
+        capturable=capturable,
+        lr=lr,
+        pull=_common.decay_pull(lr, weight_decay, p),
+        exponent=_common.inverse_exponent(p),
+        momentum=momentum,
+        nesterov=nesterov,
+        maximize=maximize,
+    )
+
+
+def _single_tensor_mirror_descent(
+    params: list[Tensor],
+    grads: list[Tensor],
+    mirrors: list[Tensor],
+    momentum_buffers: list[Tensor],
+    norms: list[Tensor],
+    *,
+    capturable: bool,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    exponent: float,
+    momentum: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    for i, (param, theta) in enumerate(zip(params, mirrors)):
+        grad = grads[i].to(theta.dtype)
+        if maximize:
+            grad = -grad
+        if norms:
+            grad = grad / norms[i]
+        if momentum != 0:
+            buffer = momentum_buffers[i]
+            buffer.mul_(momentum).add_(grad)
+            grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
+        if isinstance(pull, Tensor) or pull != 0:
+            grad = grad + theta * pull if isinstance(pull, Tensor) else grad.add(theta, alpha=pull)
+        if isinstance(lr, Tensor):
+            theta.sub_(grad * lr)
+        else:
+            theta.add_(grad, alpha=-lr)
+        if theta is not param and not _common.leaves_weights(lr):
+            param.copy_(_common.signed_power(theta, exponent))
+
+
+def _multi_tensor_mirror_descent(
+    params: list[Tensor],
+    grads: list[Tensor],
+    mirrors: list[Tensor],
+    momentum_buffers: list[Tensor],
+    norms: list[Tensor],
+    *,
+    capturable: bool,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    exponent: float,
+    momentum: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    for weights, gs, thetas, buffers, divisors in _common.buckets(params, grads, mirrors, momentum_buffers, norms):
+        device, dtype = weights[0].device, thetas[0].dtype
+        lr, pull = _common.on_device(lr, device), _common.on_device(pull, device)
+        if gs[0].dtype != dtype:
+            gs = [g.to(dtype) for g in gs]
+        if maximize:
+            gs = torch._foreach_neg(gs)
+        if divisors:
+            gs = torch._foreach_div(gs, divisors)
+        if momentum != 0:
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, gs)
+            gs = torch._foreach_add(gs, buffers, alpha=momentum) if nesterov else buffers
+        gs = _common.add_decay(gs, thetas, pull)
+        if isinstance(lr, Tensor):
+            torch._foreach_sub_(thetas, torch._foreach_mul(gs, lr))
+        else:
+            torch._foreach_add_(thetas, gs, alpha=-lr)
+        if thetas[0] is not weights[0] and not _common.leaves_weights(lr):
+            torch._foreach_copy_(weights, _common.signed_powers(thetas, exponent))
+
+
+@torch.compiler.disable
+def _fused_mirror_descent(
+    params: list[Tensor],
+    grads: list[Tensor],
+    mirrors: list[Tensor],
+    momentum_buffers: list[Tensor],
+    norms: list[Tensor],
+    *,
+    capturable: bool,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    exponent: float,
+    momentum: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    for weights, gs, thetas, buffers, divisors in _common.buckets(params, grads, mirrors, momentum_buffers, norms):
+        _common.kernels().descend(
+            _common.kernel_columns(weights, gs, thetas, buffers or thetas, divisors or thetas),
+            (*_common.kernel_lr(lr, pull, weights[0].device), momentum, exponent),
+            capturable,
+            MIRROR=thetas[0] is not weights[0] and not _common.leaves_weights(lr),
+            N=_common.kernel_exponent(exponent),
+            MAXIMIZE=maximize,
+            MOMENTUM=momentum != 0,
+            NESTEROV=nesterov,
+            NORMALIZE=bool(norms),
+        )

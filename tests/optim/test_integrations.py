@@ -1,0 +1,280 @@
+"""The mirror optimizers inside Hugging Face Trainer, Accelerate and Lightning, as a user would write it."""
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
+
+# What these packages warn of (no GPU, few workers, deprecations of their own) is not ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MAKERS = {
+    "adam": lambda model: MirrorAdam(param_groups(model, p=1.1, lr=2e-3)),
+    "descent": lambda model: MirrorDescent(param_groups(model, p=1.1, lr=0.02), momentum=0.9),
+}
+make_all = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Hugging Face Trainer
+
+
+class Sentences(Dataset):
+    """The label is whether word 3 occurs."""
+
+    def __init__(self, size: int = 64) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.words = torch.randint(3, 13, (size, 8), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.words[i], "labels": (self.words[i] == 3).any().long()}
+
+
+def bert() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=13,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
+        initializer_range=0.2,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+class Killed(Exception):
+    pass
+
+
+def hf_trainer(folder: Path, model: nn.Module, kill_at: int | None = None, **options: Any) -> Any:
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+
+    class Kill(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == kill_at:
+                raise Killed
+
+    arguments = {
+        "max_steps": 8,
+        "save_steps": 4,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+        "logging_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    settings = transformers.TrainingArguments(str(folder), **(arguments | options.pop("arguments", {})))
+    return transformers.Trainer(model, settings, train_dataset=Sentences(), callbacks=[Kill()], **options)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@make_all
+def test_trainer_resumes_bit_equal(tmp_path, make, bf16):
+    arguments = {"bf16": bf16}
+    straight = bert()
+    hf_trainer(tmp_path / "a", straight, optimizers=(make(straight), None), arguments=arguments).train()
+    assert not same(straight, bert())
+
+    killed = bert()
+    trainer = hf_trainer(tmp_path / "b", killed, 6, optimizers=(make(killed), None), arguments=arguments)
+    with pytest.raises(Killed):
+        trainer.train()
+    resumed = bert()
+    trainer = hf_trainer(tmp_path / "b", resumed, optimizers=(make(resumed), None), arguments=arguments)
+    trainer.train(resume_from_checkpoint=True)
+    assert same(resumed, straight)
+
+
+def test_trainer_makes_the_optimizer_from_the_class(tmp_path):
+    model = bert()
+    kwargs = {"params": param_groups(model, p=1.1), "lr": 2e-3}
+    trainer = hf_trainer(tmp_path / "groups", model, optimizer_cls_and_kwargs=(MirrorAdam, kwargs))
+    trainer.train()
+    assert [group["name"] for group in trainer.optimizer.param_groups] == [
+        "attention",
+        "matrices",
+        "embeddings",
+        "vectors",
+    ]
+    by_hand = bert()
+    optimizer = MirrorAdam(param_groups(by_hand, p=1.1), lr=2e-3)
+    hf_trainer(tmp_path / "hand", by_hand, optimizers=(optimizer, None)).train()
+    assert same(model, by_hand)
+
+    # Without groups of ours the Trainer makes its two, with and without weight decay.
+    model = bert()
+    kwargs = {"lr": 2e-3, "p": 1.1}
+    trainer = hf_trainer(
+        tmp_path / "plain", model, optimizer_cls_and_kwargs=(MirrorAdam, kwargs), arguments={"weight_decay": 0.1}
+    )
+    trainer.train()
+    assert [(group["p"], group["weight_decay"]) for group in trainer.optimizer.param_groups] == [(1.1, 0.1), (1.1, 0)]
+    assert not same(model, bert())
+
+
+def test_trainer_learns(tmp_path):
+    model = bert()
+    optimizer = MirrorAdam(param_groups(model, p=1.1), lr=3e-3)
+    arguments = {"max_steps": 150, "save_strategy": "no", "gradient_accumulation_steps": 1, "logging_steps": 10}
+    trainer = hf_trainer(tmp_path, model, optimizers=(optimizer, None), arguments=arguments)
+    trainer.train()
+    batch = {key: torch.stack([row[key] for row in Sentences()]) for key in ("input_ids", "labels")}
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(**batch).logits.argmax(dim=1) == batch["labels"]).float().mean()
+    assert accuracy > 0.95
+
+
+# Accelerate
+
+
+def points(size: int = 32) -> TensorDataset:
+    X = torch.randn(size, 8, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(X, (X[:, 0] > 0).long())
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 2))
+
+
+def accelerated(make, **options: Any) -> tuple[Any, ...]:
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True, **options)
+    model = small_network()
+    optimizer = make(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    loader = DataLoader(points(), batch_size=8 // accelerator.num_processes)
+    return accelerator, *accelerator.prepare(model, optimizer, loader, scheduler)
+
+
+def epoch(accelerator: Any, model: nn.Module, optimizer: Any, loader: Any, scheduler: Any) -> None:
+    for X, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.cross_entropy(model(X), y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@make_all
+def test_accelerate_resumes_bit_equal(tmp_path, make, precision):
+    options = {"gradient_accumulation_steps": 2, "mixed_precision": precision}
+    accelerator, *straight = accelerated(make, **options)
+    epoch(accelerator, *straight)
+    accelerator.save_state(str(tmp_path / "state"))
+    epoch(accelerator, *straight)
+
+    accelerator, *resumed = accelerated(make, **options)
+    accelerator.load_state(str(tmp_path / "state"))
+    epoch(accelerator, *resumed)
+    assert same(straight[0], resumed[0])
+    assert not same(straight[0], small_network())
+
+
+@make_all
+def test_accumulated_gradients_make_the_steps_of_large_batches(make):
+    accelerator, *halves = accelerated(make, gradient_accumulation_steps=2)
+    for _ in range(2):
+        epoch(accelerator, *halves)
+    model = small_network()
+    optimizer = make(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    for _ in range(2):
+        for X, y in DataLoader(points(), batch_size=16):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+    for a, b in zip(model.parameters(), halves[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+# Lightning
+
+
+def lightning_module(make) -> Any:
+    lightning = pytest.importorskip("pytorch_lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = small_network()
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            X, y = batch
+            return nn.functional.cross_entropy(self.network(X), y)
+
+        def configure_optimizers(self) -> dict[str, Any]:
+            optimizer = make(self)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, [g["lr"] for g in optimizer.param_groups], total_steps=8, cycle_momentum=False
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return Module()
+
+
+def lightning_trainer(**options: Any) -> Any:
+    lightning = pytest.importorskip("pytorch_lightning")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(accelerator="cpu", devices=1, gradient_clip_val=1.0, **quiet, **options)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@make_all
+def test_lightning_resumes_bit_equal(make, precision):
+    loader = DataLoader(points(), batch_size=8)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"default_root_dir": folder, "precision": precision}
+        straight = lightning_module(make)
+        lightning_trainer(max_epochs=2, enable_checkpointing=False, **options).fit(straight, loader)
+
+        trainer = lightning_trainer(max_epochs=1, enable_checkpointing=False, **options)
+        trainer.fit(lightning_module(make), loader)
+        trainer.save_checkpoint(f"{folder}/half.ckpt")
+        resumed = lightning_module(make)
+        trainer = lightning_trainer(max_epochs=2, enable_checkpointing=False, **options)
+        trainer.fit(resumed, loader, ckpt_path=f"{folder}/half.ckpt")
+    assert same(straight, resumed)
+    assert not same(straight.network.float(), small_network())
+    if precision == "bf16-true":  # the weights are bf16, their masters and moments are not, after loading either
+        states = trainer.optimizers[0].state.values()
+        assert {t.dtype for state in states for t in state.values() if t.ndim} == {torch.float32}
