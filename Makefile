@@ -24,7 +24,7 @@ demo: $(STAMP)  ## train in three geometries, solve the SVMs, compare; pictures 
 
 test: $(STAMP)  ## lint, type check and run the tests
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n auto -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
 
 lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/ruff check .
