@@ -102,20 +102,18 @@ def gradients(lanes: Lanes, loss: Loss, blocks: Blocks) -> dict[str, Gradient]:
     """The gradient of the mean over samples (sum over queries) of ℓ(f), in every block."""
     at = attend(lanes, blocks)
     log_slope, slope = loss.slope(at.f)
-    # The factor counts in the exponent too: where scores are equal it is itself as small as a weight.
-    factor = at.delta_u - at.D
-    exponent = at.delta + log_slope + torch.log(factor.abs())
+    exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
-    shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token, or all scores are equal
-    coefficient = torch.exp(exponent - shift) * (slope / (1 + at.E)) * factor.sign()
+    shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
+    coefficient = torch.exp(exponent - shift) * (slope / (1 + at.E)) * (at.delta_u - at.D)
     # Σ_{t≠m} c_t (x_t − x_m): the top token takes the others' coefficients with a minus.
     coefficient = torch.where(at.is_top, -coefficient.sum(2, keepdim=True), coefficient)
     g = -contract("ntdB,nktB->nkdB", lanes.X, coefficient, lanes.small)
     result = {name: Gradient(G, shift) for name, G in _outer(lanes, blocks, g).items()}
     if at.o is not None and "v" in blocks:
         v_shift = log_slope.amax((0, 1, 2))
-        weight = torch.exp(log_slope - v_shift) * slope * lanes.Y
-        result["v"] = Gradient(-(weight * at.o).sum((0, 1))[:, None], v_shift)
+        factor = torch.exp(log_slope - v_shift) * slope * lanes.Y
+        result["v"] = Gradient(-(factor * at.o).sum((0, 1))[:, None], v_shift)
     return result
 
 
