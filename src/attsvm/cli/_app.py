@@ -11,6 +11,8 @@ import typer
 from attsvm._version import __version__
 from attsvm.cli._data import app as data_app
 from attsvm.cli._demo import demo
+from attsvm.cli._report import report_command
+from attsvm.cli._reproduce import reproduce_command
 from attsvm.cli._solve import solve_command
 from attsvm.cli._train import train_command
 from attsvm.cli._verdict import verdict_command
@@ -30,6 +32,8 @@ app.add_typer(data_app, name="data")
 app.command("solve")(solve_command)
 app.command("train")(train_command)
 app.command("verdict")(verdict_command)
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
 app.command("demo")(demo)
 
 

@@ -1,0 +1,27 @@
+"""`attsvm report`: one HTML file from the rows of `attsvm reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attsvm.cli._common import console
+
+
+def report_command(
+    runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The report, one HTML file that opens offline.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Folder for the figures as PDF and SVG.")] = None,
+) -> None:
+    """Write the figures, checks and provenance of all experiments in a folder into one page."""
+    from attsvm.report import export_figures, gather, write_report
+
+    sections = gather(runs)
+    output = console()
+    write_report(sections, runs, out)
+    output.print(f"wrote {out}: {len(sections)} experiments", highlight=False)
+    if figures is not None:
+        for path in export_figures(sections, figures):
+            output.print(f"wrote {path}", highlight=False)

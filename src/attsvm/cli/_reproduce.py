@@ -1,0 +1,122 @@
+"""`attsvm reproduce`: the experiments of the papers, resumed where an earlier command stopped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from attsvm.cli import INCOMPLETE
+from attsvm.cli._common import as_device, console
+from attsvm.errors import AttsvmError
+
+if TYPE_CHECKING:
+    from attsvm.experiments import Batch, Experiment
+
+
+def reproduce_command(
+    experiments: Annotated[list[str] | None, typer.Argument(help="Ids, or all.", show_default=False)] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds an experiment.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the rows; what is there already is not computed again.")] = Path(
+        "runs"
+    ),
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Local processes; 0 computes in this one. One a core if not given.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Dask scheduler, tcp://host:8786, to compute on its workers instead.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: then everything runs in this process.")] = "cpu",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Reproduce figures and theorems of the papers, and check whether each came out."""
+    from attsvm.experiments import CATALOG, find
+    from attsvm.experiments._runner import Backend, run_experiments
+
+    if listed:
+        _list(list(CATALOG.values()))
+        return
+    if not experiments:
+        raise AttsvmError("experiments must be named, or all: see attsvm reproduce --list.")
+    chosen = find(experiments)
+    if device != "cpu":
+        as_device(device)
+        if scheduler is not None or workers:
+            raise AttsvmError(f"--device {device} computes in this process: leave --workers and --scheduler out.")
+        workers = 0
+    backend = Backend(_cores() if workers is None else workers, scheduler)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"--out {out} cannot be made: {error.strerror}.") from error
+    with _Bar(not quiet, [batch for experiment in chosen for batch in experiment.batches(quick, device)]) as bar:
+        run_experiments(chosen, out, quick=quick, backend=backend, device=device, report=bar.advance)
+    if not _judge(chosen, out):
+        raise typer.Exit(INCOMPLETE)
+
+
+def _list(experiments: list[Experiment]) -> None:
+    table = Table("id", "from", "what", "cells", "trials")
+    for experiment in experiments:
+        cells = str(len(experiment.cells(quick=False)))
+        table.add_row(experiment.id, experiment.paper, experiment.title, cells, str(experiment.trials))
+    console().print(table)
+
+
+def _judge(experiments: list[Experiment], out: Path) -> bool:
+    """Print what came of every experiment; did all checks pass?"""
+    from attsvm.experiments import verdict_line
+    from attsvm.experiments._store import read_stored
+
+    table = Table("experiment", "seconds", "verdict")
+    fine = True
+    for experiment in experiments:
+        stored = read_stored(out, experiment)
+        assert stored is not None  # it was just written
+        rows = stored.rows()
+        found = experiment.checks(rows)
+        fine = fine and all(check.passed for check in found)
+        table.add_row(experiment.id, f"{sum(cell['seconds'].sum() for _, cell in rows):.1f}", verdict_line(found))
+    output = console()
+    output.print(table)
+    output.print(f"rows are in {out}; attsvm report {out} writes them up", highlight=False)
+    return fine
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Bar:
+    """Batches done, and the time left by their expected cost."""
+
+    def __init__(self, wanted: bool, batches: list[Batch]) -> None:
+        total = sum(batch.cost for batch in batches)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not wanted
+        )
+        self.number, self.done = len(batches), 0
+        self.task = self.progress.add_task("reproduce", total=total, count=self._count())
+
+    def _count(self) -> str:
+        return f"{self.done} of {self.number} batches"
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def advance(self, batch: Batch) -> None:
+        self.done += 1
+        self.progress.update(
+            self.task, advance=batch.cost, description=f"{batch.experiment.id:12}", count=self._count()
+        )

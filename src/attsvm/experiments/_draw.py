@@ -1,0 +1,98 @@
+"""What the figures of the experiments share: curves with bands, told apart by colour, line and marker."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attsvm.plots._common import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
+
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "ORANGE",
+    "PURPLE",
+    "SERIES",
+    "SKY",
+    "VERMILION",
+    "Series",
+    "band",
+    "bars",
+    "dots",
+    "finish",
+]
+__all__ += ["Axes", "Figure", "new_figure", "styled"]
+
+
+class Series(NamedTuple):
+    """A look that is unlike the others in colour and in grey."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+SERIES = (
+    Series(BLUE, "-", "o"),
+    Series(VERMILION, "--", "s"),
+    Series(GREEN, "-.", "^"),
+    Series(PURPLE, ":", "D"),
+    Series(ORANGE, (0, (6, 1, 1, 1, 1, 1)), "v"),  # type: ignore[arg-type]
+)
+
+
+def band(
+    ax: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    look: Series,
+    label: str | None = None,
+    *,
+    spread: str = "std",
+    markers: bool = False,
+) -> None:
+    """A curve over values (trials, len(x)) with a band: mean and standard deviation, or median and 10% to 90%."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    known = np.isfinite(values).any(0)
+    x, values = np.asarray(x, dtype=float)[known], values[:, known]
+    if spread == "std":
+        middle, width = np.nanmean(values, 0), np.nanstd(values, 0)
+        low, high = middle - width, middle + width
+    else:
+        low, middle, high = np.nanquantile(values, (0.1, 0.5, 0.9), axis=0)
+    marker: dict[str, Any] = {"marker": look.marker, "ms": 4.5} if markers else {}
+    ax.plot(x, middle, color=look.colour, ls=look.line, lw=1.6, label=label, **marker)
+    if len(values) > 1:
+        # On a log axis a band below 0 would have no lower edge: it ends at the floor of the figure.
+        ax.fill_between(x, np.maximum(low, 1e-17), high, color=look.colour, alpha=0.15, lw=0)
+
+
+def dots(ax: Axes, x: np.ndarray, y: np.ndarray, look: Series, label: str | None = None) -> None:
+    """A cloud of trials."""
+    ax.scatter(x, y, s=8, marker=look.marker, color=look.colour, alpha=0.45, lw=0, label=label, rasterized=len(x) > 300)
+
+
+def bars(ax: Axes, groups: list[Any], shares: dict[str, list[float]], ylabel: str = "") -> None:
+    """Bars side by side for every group, with hatches for grey print."""
+    width = 0.8 / len(shares)
+    colours, hatches = (VERMILION, BLUE, SKY, GREEN), ("", "//", "..", "xx")
+    for k, (label, heights) in enumerate(shares.items()):
+        position = np.arange(len(groups)) + (k - (len(shares) - 1) / 2) * width
+        error = None
+        ax.bar(position, heights, width, color=colours[k], hatch=hatches[k], edgecolor="white", label=label, yerr=error)
+    ax.set(xticks=range(len(groups)), xticklabels=[str(group) for group in groups], ylabel=ylabel)
+
+
+def finish(figure: Figure, axes: list[Axes], *, legend: bool | str = True) -> Figure:
+    """Grids, and a legend in every panel that has labels, or one for all below ("outside")."""
+    for ax in axes:
+        ax.grid(alpha=0.25)
+        if legend is True and ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize=8)
+    if legend == "outside":
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,145 @@
+"""What an experiment is: a small declarative object, one file each in `catalog/`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.experiments._checks import Check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Params = Mapping[str, Any]
+"""One cell of the grid, values that JSON can hold."""
+Columns = Mapping[str, np.ndarray]
+"""What a batch of trials gives: arrays whose first axis is the trial."""
+
+
+class Rows:
+    """The rows of an experiment, cell by cell: `rows.where(d=4)["corr"]` joins the trials of the cells with d = 4."""
+
+    def __init__(self, cells: Sequence[tuple[Params, Columns]]) -> None:
+        self.cells = list(cells)
+
+    def where(self, **params: Any) -> Rows:
+        """The cells with these parameters; there must be one."""
+        chosen = [cell for cell in self.cells if all(cell[0].get(name) == value for name, value in params.items())]
+        if not chosen:
+            raise AttsvmError(f"rows must have a cell with {params}, but none has.")
+        return Rows(chosen)
+
+    def values(self, name: str) -> list[Any]:
+        """The values of a parameter in the order of the grid."""
+        return list(dict.fromkeys(params[name] for params, _ in self.cells if name in params))
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return np.concatenate([columns[column] for _, columns in self.cells])
+
+    def __iter__(self) -> Iterator[tuple[Params, Columns]]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return sum(len(next(iter(columns.values()))) for _, columns in self.cells)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or theorem of a paper, and how to see whether it came out.
+
+    id, title      "svm-fig7", and a short name
+    paper          where it is: "TF-as-SVM, Figure 7"
+    statement      what the paper says comes out
+    grid           parameters by name; every combination is a cell, unless `only` refuses it
+    run            (params, trials, device) → columns of these trials; a trial's numbers may depend on its own number
+                   only, never on the other trials
+    figure         rows → matplotlib figure, in the layout of the paper
+    checks         rows → the statements that must hold
+    trials, quick  trials a cell, in full and with --quick
+    times          how many times as many trials a cell has, where one needs more
+    batch          trials a batch. The cuts are the same whatever runs them, so that rounding is too.
+    quick_grid     grid entries that --quick replaces
+    cost           seconds a trial, roughly: for the time left, and to start long batches first
+    rows_of        id of the experiment whose rows these are, where two figures show the same runs
+    version        to be raised when `run` changes: old rows then count no more
+    remark         where ours and the paper's differ, and why
+    """
+
+    id: str
+    title: str
+    paper: str
+    statement: str
+    grid: Mapping[str, Sequence[Any]]
+    run: Callable[[Params, range, str], Columns]
+    figure: Callable[[Rows], Figure]
+    checks: Callable[[Rows], list[Check]]
+    trials: int
+    quick: int
+    batch: int
+    quick_grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    only: Callable[[Params], bool] | None = None
+    times: Callable[[Params], int] | None = None
+    cost: Callable[[Params], float] | None = None
+    rows_of: str = ""
+    version: int = 1
+    remark: str = ""
+
+    def cells(self, quick: bool) -> list[Params]:
+        """All combinations of the grid."""
+        grid = dict(self.grid) | (dict(self.quick_grid) if quick else {})
+        cells = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+        return [cell for cell in cells if self.only is None or self.only(cell)]
+
+    def batches(self, quick: bool, device: str = "cpu") -> list[Batch]:
+        """The work, cut at fixed places."""
+        found = []
+        for cell in self.cells(quick):
+            trials = (self.quick if quick else self.trials) * (self.times(cell) if self.times else 1)
+            for start in range(0, trials, self.batch):
+                stop = min(start + self.batch, trials)
+                found.append(Batch(self, cell, trials, start, stop, device.partition(":")[0]))
+        return found
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials start..stop − 1 of a cell of `trials` trials."""
+
+    experiment: Experiment
+    params: Params
+    trials: int
+    start: int
+    stop: int
+    device: str = "cpu"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the numbers depend on, but for which trials these are."""
+        return {
+            "experiment": self.experiment.rows_of or self.experiment.id,
+            "experiment_version": self.experiment.version,
+            "attsvm": __version__,
+            "params": dict(self.params),
+            "trials": self.trials,
+            "batch": self.experiment.batch,
+            "device": self.device,
+        }
+
+    @property
+    def path(self) -> str:
+        """The file, relative to the folder of the runs: rows of another identity are never in the same folder."""
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{self.identity['experiment']}/{digest}/trials-{self.start:05d}-{self.stop - 1:05d}.parquet"
+
+    @property
+    def cost(self) -> float:
+        each = self.experiment.cost(self.params) if self.experiment.cost else 0.01
+        return each * (self.stop - self.start)

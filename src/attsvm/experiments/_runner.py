@@ -1,0 +1,235 @@
+"""Run batches on a process pool, a Dask cluster or in this process; what is done already is skipped."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_sentinel
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.experiments._experiment import Batch, Columns, Experiment, Params
+from attsvm.experiments._store import clear_leftovers, is_done, write_batch, write_plan
+
+RETRIES = 3
+"""New pools in a row that may lose a worker without finishing a batch, before the run is given up."""
+PATIENCE = 20.0
+"""Seconds without a connection to the Dask scheduler after which the run is given up."""
+IN_FLIGHT = 3
+"""Batches handed out for every worker: few, so that a broken pool loses little."""
+
+Report = Callable[[Batch], None]
+Run = Callable[[Params, range, str], Columns]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where batches run: `workers` local processes (0: this one), or the Dask cluster of `scheduler`."""
+
+    workers: int = 0
+    scheduler: str | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished batch as a worker sends it: numbers, where they were made, and how long it took."""
+
+    columns: Columns
+    where: dict[str, Any]
+    timing: dict[str, Any]
+
+
+def run_experiments(
+    experiments: Sequence[Experiment],
+    root: Path,
+    *,
+    quick: bool = False,
+    backend: Backend = Backend(),  # noqa: B008 (frozen)
+    device: str = "cpu",
+    report: Report = lambda batch: None,
+) -> int:
+    """Compute every batch that `root` does not have yet; the number of batches computed.
+
+    `report` hears of each batch, those found in the folder included.
+    """
+    batches = [batch for experiment in experiments for batch in experiment.batches(quick, device)]
+    for experiment in experiments:
+        write_plan(root, experiment, quick, device)
+    clear_leftovers(root, batches)
+    by_file: dict[str, list[Batch]] = {}  # experiments may share rows
+    for batch in batches:
+        by_file.setdefault(batch.path, []).append(batch)
+    todo = [same[0] for same in by_file.values() if not is_done(root, same[0])]
+    for path in by_file.keys() - {batch.path for batch in todo}:
+        for batch in by_file[path]:
+            report(batch)
+    todo.sort(key=lambda batch: -batch.cost)  # long ones first, so that no worker idles at the end
+    for batch, done in _results(todo, backend, device):
+        write_batch(root, batch, done.columns, done.where, done.timing)
+        for same in by_file[batch.path]:
+            report(same)
+    return len(todo)
+
+
+def run_batch(run: Run, params: Params, trials: range, device: str, version: str = __version__) -> Done:
+    """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
+    if version != __version__:
+        raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
+    start = time.perf_counter()
+    with torch.no_grad():
+        columns = run(params, trials, device)
+    seconds = time.perf_counter() - start
+    timing = {"seconds": seconds, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    return Done({name: np.asarray(column) for name, column in columns.items()}, hardware(device), timing)
+
+
+def _arguments(batch: Batch, device: str) -> tuple[Run, Params, range, str, str]:
+    return batch.experiment.run, batch.params, range(batch.start, batch.stop), device, __version__
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """Where numbers are made, as far as their last bits may depend on it."""
+    processor = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu()
+    return {
+        "processor": processor,
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _results(todo: list[Batch], backend: Backend, device: str) -> Iterator[tuple[Batch, Done]]:
+    if not todo:
+        return
+    if backend.scheduler is not None:
+        with _dask(backend.scheduler) as (executor, workers, check):
+            yield from _finished(executor, list(todo), device, 2 * workers, check)
+    elif backend.workers == 0:
+        for batch in todo:
+            yield batch, run_batch(*_arguments(batch, device))
+    else:
+        yield from _pooled(list(todo), backend.workers, device)
+
+
+def _finished(
+    executor: Executor, todo: list[Batch], device: str, limit: int, check: Callable[[], None]
+) -> Iterator[tuple[Batch, Done]]:
+    """Hand out batches from the front of `todo`, a few at a time; a batch leaves the list with its result."""
+    running: dict[Future[Done], Batch] = {}
+    try:
+        waiting = iter(list(todo))
+        while todo:
+            while len(running) < limit and (batch := next(waiting, None)) is not None:
+                running[executor.submit(run_batch, *_arguments(batch, device))] = batch
+            for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                done = future.result()
+                batch = running.pop(future)
+                todo.remove(batch)
+                yield batch, done
+            check()
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _pooled(todo: list[Batch], workers: int, device: str) -> Iterator[tuple[Batch, Done]]:
+    """A pool of fresh processes, and a new pool when a worker was killed."""
+    losses = 0
+    while todo:
+        left = len(todo)
+        # spawn: a forked copy of a process with torch's threads may hang.
+        with (
+            _single_threaded(),
+            ProcessPoolExecutor(min(workers, left), get_context("spawn"), initializer=_start_worker) as pool,
+        ):
+            try:
+                yield from _finished(pool, todo, device, IN_FLIGHT * workers, lambda: None)
+            except BrokenProcessPool as error:
+                losses = losses + 1 if len(todo) == left else 0
+                if losses >= RETRIES:
+                    raise AttsvmError(
+                        f"workers were killed {losses} times in a row (out of memory?), {len(todo)} batches are left: "
+                        "give the same command again to go on, with fewer --workers."
+                    ) from error
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Processes started inside use one thread each: on these small tensors more only get in each other's way."""
+    wanted = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _start_worker() -> None:
+    torch.set_num_threads(1)
+    Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A worker whose runner was killed would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        wait_sentinel([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
+    """The cluster as an executor, its number of threads, and a check that it is still there."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise AttsvmError("--scheduler needs Dask: pip install 'attsvm[dask]'.") from error
+    gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it and give the same command again.")
+    try:
+        client = Client(address, timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise gone from error
+    seen = time.monotonic()
+
+    def check() -> None:
+        nonlocal seen
+        if client.status == "running":
+            seen = time.monotonic()
+        elif time.monotonic() - seen > PATIENCE:
+            raise gone
+
+    try:
+        yield client.get_executor(retries=RETRIES, pure=False), max(1, len(client.scheduler_info()["workers"])), check
+    except (CancelledError, OSError) as error:  # what a lost scheduler makes of the futures
+        raise gone from error
+    finally:
+        client.close(timeout=2)

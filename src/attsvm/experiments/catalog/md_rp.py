@@ -1,0 +1,46 @@
+"""ℓp regularization paths go to the ℓp solution."""
+
+from __future__ import annotations
+
+from attsvm.data import sphere
+from attsvm.experiments._checks import Check
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments._paths import draw_path, path_checks, path_columns
+
+
+def run(params: Params, trials: range, device: str) -> Columns:
+    data = sphere(4, 5, 6, trials=trials, seed=0, min_score_gap=0.1).to(device)
+    return path_columns(data, f"l{params['p']}")
+
+
+@styled
+def figure(rows: Rows) -> Figure:
+    figure, axes = new_figure(1, 1, (5.5, 3.6))
+    for k, p in enumerate(rows.values("p")):
+        draw_path(axes[0][0], rows.where(p=p), k, f"p = {p}")
+    axes[0][0].set(ylabel="directional Bregman divergence", title="median, and band from 10% to 90%")
+    return finish(figure, axes[0])
+
+
+def checks(rows: Rows) -> list[Check]:
+    paper = "W(R)/R goes to the ℓp-AttSVM direction of the optimal tokens (Theorem 1)"
+    return [check for p in rows.values("p") for check in path_checks(rows.where(p=p), f"p = {p}", 1e-4, paper)]
+
+
+EXPERIMENT = Experiment(
+    id="md-rp",
+    title="ℓp regularization paths",
+    paper="mirror-descent, Theorem 1",
+    statement="As R grows, the minimiser of the loss in the ℓp ball of radius R converges in direction to the "
+    "ℓp-AttSVM solution of the optimal tokens.",
+    grid={"p": [1.75, 2, 3]},
+    run=run,
+    figure=figure,
+    checks=checks,
+    trials=100,
+    quick=10,
+    batch=25,
+    cost=lambda params: 0.1,
+    remark="The paper has no experiment on these paths. n = 4, T = 5, d = 6, score gap ≥ 0.1.",
+)

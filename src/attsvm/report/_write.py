@@ -1,0 +1,88 @@
+"""The page, and the figures as files of their own."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from attsvm._atomic import atomic_path
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.report._gather import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
+    """Everything in one file: figures inline, no script, no request to anywhere."""
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise AttsvmError("the report needs jinja2: pip install 'attsvm[reproduce]'.") from error
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("attsvm.report").joinpath("template.html").read_text(encoding="utf-8"))
+
+    def link(path: Path) -> str:
+        return quote(Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix())
+
+    page = template.render(
+        sections=sections,
+        version=__version__,
+        passed=sum(section.passed for section in sections),
+        checks=sum(len(section.checks) for section in sections),
+        checks_passed=sum(check.passed for section in sections for check in section.checks),
+        # Two figures of the same rows took their time once.
+        seconds=sum({(s.experiment.rows_of or s.experiment.id): s.seconds for s in sections}.values()),
+        quick=any(section.quick for section in sections),
+        link=link,
+        svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
+        runs=runs,
+    )
+    with atomic_path(out) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def export_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
+    """Every figure as PDF and SVG."""
+    from attsvm.plots import save_figure
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"--figures {folder} cannot be made: {error.strerror}.") from error
+    written = []
+    for section in sections:
+        if section.figure is not None:
+            paths = [folder / f"{section.experiment.id}.{ending}" for ending in ("pdf", "svg")]
+            save_figure(section.figure, *paths)
+            written += paths
+    return written
+
+
+def inline_svg(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element: scales with the page, says its name to a screen reader, ids are its own."""
+    import matplotlib as mpl
+
+    from attsvm.plots._common import STYLE
+
+    buffer = io.StringIO()
+    # Text as outlines: a phone has none of matplotlib's fonts, and other widths would overlap.
+    style: dict[Any, Any] = STYLE | {"svg.fonttype": "path", "svg.hashsalt": name}
+    with mpl.rc_context(style):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # "figure_1", "axes_1": the same in every figure of the page
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', svg)
+    opening = re.sub(r' (width|height)="[^"]*"', "", svg[: svg.index(">")])
+    return f'{opening} role="img" aria-label="Figure of {name}"' + svg[svg.index(">") :]

@@ -1,0 +1,72 @@
+"""Every experiment of the catalog is well declared; the command line lists, runs and refuses."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from attsvm import AttsvmError
+from attsvm.cli._report import report_command
+from attsvm.cli._reproduce import reproduce_command
+from attsvm.experiments import CATALOG, Experiment, catalog, find
+from attsvm.experiments.catalog import MODULES
+
+
+def test_file_names_are_ids() -> None:
+    assert [name.replace("_", "-") for name in MODULES] == list(CATALOG)
+    folder = Path(catalog.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files == set(MODULES)
+
+
+@pytest.mark.parametrize("experiment", CATALOG.values(), ids=list(CATALOG))
+def test_experiment_is_well_declared(experiment: Experiment) -> None:
+    assert pickle.loads(pickle.dumps(experiment.run)) is experiment.run  # workers find it by name
+    for quick in (False, True):
+        batches = experiment.batches(quick)
+        assert batches
+        assert len({batch.path for batch in batches}) == len(batches)
+        assert all(batch.cost > 0 for batch in batches)
+        json.dumps([dict(batch.params) for batch in batches])
+    assert not experiment.rows_of or experiment.rows_of in CATALOG
+    if experiment.rows_of:
+        assert {b.path for b in experiment.batches(True)} == {b.path for b in CATALOG[experiment.rows_of].batches(True)}
+
+
+def test_find_keeps_the_order_of_the_catalog() -> None:
+    assert [experiment.id for experiment in find(["md-fig3", "svm-fig1"])] == ["svm-fig1", "md-fig3"]
+    assert len(find(["all"])) == len(CATALOG)
+    with pytest.raises(AttsvmError, match="among"):
+        find(["svm-fig99"])
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.command("reproduce")(reproduce_command)
+    app.command("report")(report_command)
+    return app
+
+
+def test_command_line(app: typer.Typer, tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0
+    assert all(name in listed.output for name in CATALOG)
+    rows, page = str(tmp_path / "runs"), tmp_path / "report.html"
+    done = runner.invoke(
+        app, ["reproduce", "md-fig2", "md-fig3", "--quick", "--workers", "0", "--out", rows, "--quiet"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "all 3 checks passed" in done.output
+    written = runner.invoke(app, ["report", rows, "--out", str(page), "--figures", str(tmp_path / "figures")])
+    assert written.exit_code == 0, written.output
+    assert page.is_file()
+    assert (tmp_path / "figures" / "md-fig2.pdf").is_file()
+    for wrong in (["reproduce"], ["reproduce", "nothing"], ["report", str(tmp_path / "figures")]):
+        assert isinstance(runner.invoke(app, wrong).exception, AttsvmError)
