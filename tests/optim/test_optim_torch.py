@@ -423,6 +423,7 @@ def _fsdp2(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
 def test_ddp_and_fsdp2_with_two_processes(tmp_path):
     run_pair(_worker, lambda: (tempfile.mkdtemp(dir=tmp_path),))
