@@ -33,18 +33,25 @@ def reproduce_command(
         str | None, typer.Option(help="Dask scheduler, tcp://host:8786, to compute on its workers instead.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: then everything runs in this process.")] = "cpu",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH of a data set that experiments need; repeatable. Also a Hugging Face name."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Reproduce figures and theorems of the papers, and check whether each came out."""
     from attsvm.experiments import CATALOG, find
     from attsvm.experiments._runner import Backend, run_experiments
+    from attsvm.experiments._sources import open_sources, with_data
 
     if listed:
         _list(list(CATALOG.values()))
         return
     if not experiments:
         raise AttsvmError("experiments must be named, or all: see attsvm reproduce --list.")
-    chosen = find(experiments)
+    found = find(experiments)
+    sources = open_sources(data or [], CATALOG.values())
+    chosen, left_out = with_data(found, sources, experiments)
     if device != "cpu":
         as_device(device)
         if scheduler is not None or workers:
@@ -56,16 +63,19 @@ def reproduce_command(
     except OSError as error:
         raise AttsvmError(f"--out {out} cannot be made: {error.strerror}.") from error
     with _Bar(not quiet, [batch for experiment in chosen for batch in experiment.batches(quick, device)]) as bar:
-        run_experiments(chosen, out, quick=quick, backend=backend, device=device, report=bar.advance)
+        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=bar.advance)
+    for line in left_out:
+        console().print(line, highlight=False)
     if not _judge(chosen, out):
         raise typer.Exit(INCOMPLETE)
 
 
 def _list(experiments: list[Experiment]) -> None:
-    table = Table("id", "from", "what", "cells", "trials")
+    table = Table("id", "from", "what", "cells", "trials", "data")
     for experiment in experiments:
         cells = str(len(experiment.cells(quick=False)))
-        table.add_row(experiment.id, experiment.paper, experiment.title, cells, str(experiment.trials))
+        needs = ", ".join(experiment.needs)
+        table.add_row(experiment.id, experiment.paper, experiment.title, cells, str(experiment.trials), needs)
     console().print(table)
 
 

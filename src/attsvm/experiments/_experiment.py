@@ -60,7 +60,8 @@ class Experiment:
     statement      what the paper says comes out
     grid           parameters by name; every combination is a cell, unless `only` refuses it
     run            (params, trials, device) → columns of these trials; a trial's numbers may depend on its own number
-                   only, never on the other trials
+                   only, never on the other trials. Where the experiment needs data, a fourth argument holds the path
+                   of every data set by name.
     figure         rows → matplotlib figure, in the layout of the paper
     checks         rows → the statements that must hold
     trials, quick  trials a cell, in full and with --quick
@@ -68,6 +69,7 @@ class Experiment:
     batch          trials a batch. The cuts are the same whatever runs them, so that rounding is too.
     quick_grid     grid entries that --quick replaces
     cost           seconds a trial, roughly: for the time left, and to start long batches first
+    needs          names of the data sets it takes from outside: "imdb"
     rows_of        id of the experiment whose rows these are, where two figures show the same runs
     version        to be raised when `run` changes: old rows then count no more
     remark         where ours and the paper's differ, and why
@@ -78,7 +80,7 @@ class Experiment:
     paper: str
     statement: str
     grid: Mapping[str, Sequence[Any]]
-    run: Callable[[Params, range, str], Columns]
+    run: Callable[..., Columns]
     figure: Callable[[Rows], Figure]
     checks: Callable[[Rows], list[Check]]
     trials: int
@@ -88,6 +90,7 @@ class Experiment:
     only: Callable[[Params], bool] | None = None
     times: Callable[[Params], int] | None = None
     cost: Callable[[Params], float] | None = None
+    needs: tuple[str, ...] = ()
     rows_of: str = ""
     version: int = 1
     remark: str = ""
@@ -98,14 +101,15 @@ class Experiment:
         cells = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
         return [cell for cell in cells if self.only is None or self.only(cell)]
 
-    def batches(self, quick: bool, device: str = "cpu") -> list[Batch]:
-        """The work, cut at fixed places."""
+    def batches(self, quick: bool, device: str = "cpu", digests: Params | None = None) -> list[Batch]:
+        """The work, cut at fixed places. `digests` says what the data sets contain, by name; others are ignored."""
+        data = {name: (digests or {}).get(name, "") for name in self.needs}
         found = []
         for cell in self.cells(quick):
             trials = (self.quick if quick else self.trials) * (self.times(cell) if self.times else 1)
             for start in range(0, trials, self.batch):
                 stop = min(start + self.batch, trials)
-                found.append(Batch(self, cell, trials, start, stop, device.partition(":")[0]))
+                found.append(Batch(self, cell, trials, start, stop, device.partition(":")[0], data))
         return found
 
 
@@ -119,11 +123,13 @@ class Batch:
     start: int
     stop: int
     device: str = "cpu"
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the data sets by name."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, but for which trials these are."""
-        return {
+        identity = {
             "experiment": self.experiment.rows_of or self.experiment.id,
             "experiment_version": self.experiment.version,
             "attsvm": __version__,
@@ -132,6 +138,7 @@ class Batch:
             "batch": self.experiment.batch,
             "device": self.device,
         }
+        return identity | {"data": dict(self.data)} if self.data else identity
 
     @property
     def path(self) -> str:

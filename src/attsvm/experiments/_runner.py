@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ import torch
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Columns, Experiment, Params
+from attsvm.experiments._sources import Source
 from attsvm.experiments._store import clear_leftovers, is_done, write_batch, write_plan
 
 RETRIES = 3
@@ -33,7 +34,9 @@ IN_FLIGHT = 3
 """Batches handed out for every worker: few, so that a broken pool loses little."""
 
 Report = Callable[[Batch], None]
-Run = Callable[[Params, range, str], Columns]
+Run = Callable[..., Columns]
+Paths = dict[str, str]
+"""Where the data sets of a batch are, by name."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,22 @@ def run_experiments(
     quick: bool = False,
     backend: Backend = Backend(),  # noqa: B008 (frozen)
     device: str = "cpu",
+    sources: Mapping[str, Source] | None = None,
     report: Report = lambda batch: None,
 ) -> int:
     """Compute every batch that `root` does not have yet; the number of batches computed.
 
-    `report` hears of each batch, those found in the folder included.
+    `sources` are the data sets by name; workers read them at the same path. `report` hears of each batch, those found
+    in the folder included.
     """
-    batches = [batch for experiment in experiments for batch in experiment.batches(quick, device)]
+    sources = sources or {}
+    missing = {name for experiment in experiments for name in experiment.needs} - sources.keys()
+    if missing:
+        raise AttsvmError(f"sources must name {', '.join(sorted(missing))}: an experiment needs it.")
+    digests = {name: source.digest for name, source in sources.items()}
+    batches = [batch for experiment in experiments for batch in experiment.batches(quick, device, digests)]
     for experiment in experiments:
-        write_plan(root, experiment, quick, device)
+        write_plan(root, experiment, quick, device, digests)
     clear_leftovers(root, batches)
     by_file: dict[str, list[Batch]] = {}  # experiments may share rows
     for batch in batches:
@@ -78,27 +88,37 @@ def run_experiments(
         for batch in by_file[path]:
             report(batch)
     todo.sort(key=lambda batch: -batch.cost)  # long ones first, so that no worker idles at the end
-    for batch, done in _results(todo, backend, device):
+    for batch, done in _results(todo, backend, _Handing(device, sources)):
         write_batch(root, batch, done.columns, done.where, done.timing)
         for same in by_file[batch.path]:
             report(same)
     return len(todo)
 
 
-def run_batch(run: Run, params: Params, trials: range, device: str, version: str = __version__) -> Done:
+def run_batch(
+    run: Run, params: Params, trials: range, device: str, version: str = __version__, paths: Paths | None = None
+) -> Done:
     """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
     if version != __version__:
         raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
     start = time.perf_counter()
     with torch.no_grad():
-        columns = run(params, trials, device)
+        columns = run(params, trials, device, *([paths] if paths else []))
     seconds = time.perf_counter() - start
     timing = {"seconds": seconds, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
     return Done({name: np.asarray(column) for name, column in columns.items()}, hardware(device), timing)
 
 
-def _arguments(batch: Batch, device: str) -> tuple[Run, Params, range, str, str]:
-    return batch.experiment.run, batch.params, range(batch.start, batch.stop), device, __version__
+@dataclass(frozen=True)
+class _Handing:
+    """What a batch is handed out with."""
+
+    device: str
+    sources: Mapping[str, Source]
+
+    def arguments(self, batch: Batch) -> tuple[Run, Params, range, str, str, Paths]:
+        paths = {name: self.sources[name].path for name in batch.experiment.needs}
+        return batch.experiment.run, batch.params, range(batch.start, batch.stop), self.device, __version__, paths
 
 
 def hardware(device: str) -> dict[str, Any]:
@@ -122,21 +142,21 @@ def _cpu() -> str:
         return platform.processor() or platform.machine()
 
 
-def _results(todo: list[Batch], backend: Backend, device: str) -> Iterator[tuple[Batch, Done]]:
+def _results(todo: list[Batch], backend: Backend, handing: _Handing) -> Iterator[tuple[Batch, Done]]:
     if not todo:
         return
     if backend.scheduler is not None:
         with _dask(backend.scheduler) as (executor, workers, check):
-            yield from _finished(executor, list(todo), device, 2 * workers, check)
+            yield from _finished(executor, list(todo), handing, 2 * workers, check)
     elif backend.workers == 0:
         for batch in todo:
-            yield batch, run_batch(*_arguments(batch, device))
+            yield batch, run_batch(*handing.arguments(batch))
     else:
-        yield from _pooled(list(todo), backend.workers, device)
+        yield from _pooled(list(todo), backend.workers, handing)
 
 
 def _finished(
-    executor: Executor, todo: list[Batch], device: str, limit: int, check: Callable[[], None]
+    executor: Executor, todo: list[Batch], handing: _Handing, limit: int, check: Callable[[], None]
 ) -> Iterator[tuple[Batch, Done]]:
     """Hand out batches from the front of `todo`, a few at a time; a batch leaves the list with its result."""
     running: dict[Future[Done], Batch] = {}
@@ -144,7 +164,7 @@ def _finished(
         waiting = iter(list(todo))
         while todo:
             while len(running) < limit and (batch := next(waiting, None)) is not None:
-                running[executor.submit(run_batch, *_arguments(batch, device))] = batch
+                running[executor.submit(run_batch, *handing.arguments(batch))] = batch
             for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
                 done = future.result()
                 batch = running.pop(future)
@@ -156,7 +176,7 @@ def _finished(
             future.cancel()
 
 
-def _pooled(todo: list[Batch], workers: int, device: str) -> Iterator[tuple[Batch, Done]]:
+def _pooled(todo: list[Batch], workers: int, handing: _Handing) -> Iterator[tuple[Batch, Done]]:
     """A pool of fresh processes, and a new pool when a worker was killed."""
     losses = 0
     while todo:
@@ -167,7 +187,7 @@ def _pooled(todo: list[Batch], workers: int, device: str) -> Iterator[tuple[Batc
             ProcessPoolExecutor(min(workers, left), get_context("spawn"), initializer=_start_worker) as pool,
         ):
             try:
-                yield from _finished(pool, todo, device, IN_FLIGHT * workers, lambda: None)
+                yield from _finished(pool, todo, handing, IN_FLIGHT * workers, lambda: None)
             except BrokenProcessPool as error:
                 losses = losses + 1 if len(todo) == left else 0
                 if losses >= RETRIES:

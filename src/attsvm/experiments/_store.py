@@ -109,11 +109,16 @@ class Stored:
         return Rows(joined)
 
 
-def write_plan(root: Path, experiment: Experiment, quick: bool, device: str) -> None:
+def write_plan(
+    root: Path, experiment: Experiment, quick: bool, device: str, digests: Mapping[str, str] | None = None
+) -> None:
     """Say which run of the experiment this folder is about."""
+    plan: dict[str, Any] = {"quick": quick, "device": device}
+    if experiment.needs:
+        plan["data"] = {name: (digests or {}).get(name, "") for name in experiment.needs}
     (root / experiment.id).mkdir(parents=True, exist_ok=True)
     with atomic_path(root / experiment.id / PLAN) as temporary:
-        temporary.write_text(json.dumps({"quick": quick, "device": device}) + "\n")
+        temporary.write_text(json.dumps(plan) + "\n")
 
 
 def read_stored(root: Path, experiment: Experiment) -> Stored | None:
@@ -124,7 +129,7 @@ def read_stored(root: Path, experiment: Experiment) -> Stored | None:
         return None
     except (OSError, ValueError) as error:
         raise AttsvmError(f"{root / experiment.id / PLAN} must be a plan of attsvm, but it cannot be read.") from error
-    batches = experiment.batches(plan["quick"], plan["device"])
+    batches = experiment.batches(plan["quick"], plan["device"], plan.get("data"))
     paths = [path for batch in batches if (path := root / batch.path).is_file()]
     return Stored(experiment, plan["quick"], plan["device"], batches, paths)
 
