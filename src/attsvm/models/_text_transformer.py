@@ -1,0 +1,119 @@
+"""The text classifier of the mirror-descent paper: a post-norm transformer without biases that reads off [CLS]."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attsvm._check import as_count
+from attsvm.errors import AttsvmError
+from attsvm.models._attention import attend, join_heads, split_heads
+
+__all__ = ["TextTransformer"]
+
+
+class TextTransformer(nn.Module):
+    r"""Classify token sequences by the last representation of their first token.
+
+    .. math::
+       x^0_t = \mathrm{dropout}(E_{s_t} + P_t), \qquad
+       \tilde x^l = \mathrm{norm}(x^{l-1} + \mathrm{dropout}(\mathrm{attention}(x^{l-1}))), \qquad
+       x^l = \mathrm{norm}(\tilde x^l + \mathrm{dropout}(W_2\, \mathrm{relu}(W_1 \tilde x^l))), \qquad
+       \mathrm{logits} = W x^L_1
+
+    Weights start as torch's modules make them. Of the last layer only the first token is computed: nothing else is
+    read. Padding is masked and cannot change a logit.
+
+    Args:
+        vocabulary: number of tokens.
+        length: longest sequence, in tokens.
+        width, hidden: of a token's representation, and inside the feed-forward part.
+        layers: number of layers.
+        heads: attention heads a layer; as many as layers if not given, as in the paper.
+        dropout: after the embedding and every sub-layer.
+        classes: number of logits.
+
+    Example:
+        >>> model = TextTransformer(vocabulary=100, length=16, width=32, hidden=64, layers=2)
+        >>> tokens, lengths = torch.randint(100, (4, 16)), torch.tensor([16, 3, 9, 12])
+        >>> model(tokens, lengths).shape
+        torch.Size([4, 2])
+        >>> logits, maps = model.attention(tokens, lengths)
+        >>> len(maps), maps[-1].shape  # one a layer: (batch, heads, queries, keys)
+        (2, torch.Size([4, 2, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 30522,
+        length: int = 512,
+        width: int = 384,
+        hidden: int = 1536,
+        layers: int = 3,
+        heads: int | None = None,
+        dropout: float = 0.2,
+        classes: int = 2,
+    ) -> None:
+        super().__init__()
+        heads = as_count("layers", layers) if heads is None else as_count("heads", heads)
+        if width % heads:
+            raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
+        self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
+        self.positions = nn.Embedding(as_count("length", length), width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
+        self.head = nn.Linear(width, classes, bias=False)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits (batch, classes) of tokens (batch, T), T at most `length`; what lies behind a length is ignored."""
+        x, may_attend = self._embed(tokens, lengths)
+        for block in self.blocks[:-1]:
+            x = block(x, may_attend)
+        return self.head(self.blocks[-1](x, may_attend, queries=1)[:, 0])
+
+    def attention(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the softmax weights (batch, heads, T, T) of every layer: rows are queries, columns keys."""
+        maps: list[Tensor] = []
+        x, may_attend = self._embed(tokens, lengths)
+        for block in self.blocks:
+            x = block(x, may_attend, maps=maps)
+        return self.head(x[:, 0]), maps
+
+    def _embed(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        T = tokens.shape[1]
+        x = self.words(tokens) + self.positions.weight[:T]
+        may_attend = torch.arange(T, device=tokens.device) < lengths[:, None]
+        return self.dropout(x), may_attend[:, None, None]
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.expand = nn.Linear(width, hidden, bias=False)
+        self.contract = nn.Linear(hidden, width, bias=False)
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, may_attend: Tensor, queries: int | None = None, maps: list[Tensor] | None = None
+    ) -> Tensor:
+        """The next representation of the first `queries` tokens, or of all."""
+        if queries is None:
+            q, k, v = self.qkv(x).chunk(3, -1)
+        else:
+            width = x.shape[-1]
+            q = F.linear(x[:, :queries], self.qkv.weight[:width])
+            k, v = F.linear(x, self.qkv.weight[width:]).chunk(2, -1)
+        q, k, v = (split_heads(part, self.heads) for part in (q, k, v))
+        y = self.out(join_heads(attend(q, k, v, may_attend, maps)))
+        # Under autocast norms give float32: between the layers the precision of the matrix products is enough.
+        dtype = y.dtype
+        x = self.attention_norm(x[:, :queries].to(dtype) + self.dropout(y)).to(dtype)
+        y = self.contract(F.relu(self.expand(x)))
+        return self.norm(x + self.dropout(y)).to(dtype)

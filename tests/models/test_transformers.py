@@ -1,0 +1,125 @@
+"""The two transformers: fused and spelled out agree, padding is nothing, only what is read is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import layer_norm
+
+from attsvm import AttsvmError
+from attsvm.models import TextTransformer, ViT
+
+
+def text_model(layers: int = 2, **options) -> TextTransformer:
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 50, "length": 12, "width": 12, "hidden": 20}
+    return TextTransformer(layers=layers, **(sizes | options)).double().eval()
+
+
+def image_model(**options) -> ViT:
+    torch.manual_seed(0)
+    sizes = {"size": 8, "patch": 4, "width": 12, "hidden": 16, "layers": 2, "heads": 3}
+    return ViT(**(sizes | options)).double().eval()
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), layers=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_fused_and_spelled_out_text_agree(lengths: list[int], layers: int, seed: int) -> None:
+    model = text_model(layers)
+    tokens = torch.randint(50, (len(lengths), 12), generator=torch.Generator().manual_seed(seed))
+    logits, maps = model.attention(tokens, torch.tensor(lengths))
+    torch.testing.assert_close(model(tokens, torch.tensor(lengths)), logits)
+    assert len(maps) == layers
+    for weights in maps:
+        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+        for row, length in zip(weights, lengths):
+            assert (row[..., length:] == 0).all()
+
+
+@given(length=st.integers(1, 11), pad=st.integers(0, 5))
+@settings(deadline=None, max_examples=20)
+def test_padding_changes_no_logit(length: int, pad: int) -> None:
+    model = text_model()
+    tokens = torch.randint(50, (1, length), generator=torch.Generator().manual_seed(length))
+    padded = torch.cat([tokens, torch.full((1, min(pad, 12 - length)), 7)], 1)
+    alone = model(tokens, torch.tensor([length]))
+    torch.testing.assert_close(model(padded, torch.tensor([length])), alone)
+
+
+def test_gradients_of_both_forms_agree_and_reach_every_weight() -> None:
+    model = text_model()
+    tokens, lengths = torch.arange(24).view(2, 12), torch.tensor([12, 5])
+    forms = (model(tokens, lengths), model.attention(tokens, lengths)[0])
+    by_form = [torch.autograd.grad(logits[:, 0].sum(), list(model.parameters())) for logits in forms]
+    for fused, plain in zip(*by_form):
+        torch.testing.assert_close(fused, plain)
+        assert fused.abs().max() > 0
+
+
+def test_a_block_is_the_formula() -> None:
+    model = text_model(1, dropout=0.5)
+    tokens, lengths = torch.arange(12).view(1, 12), torch.tensor([12])
+    block, x = model.blocks[0], model.words.weight[tokens[0]] + model.positions.weight
+    W_q, W_k, W_v = block.qkv.weight.chunk(3)
+    logits = (x @ W_q.T) @ (x @ W_k.T).T / 12**0.5
+    x = layer_norm(x + logits.softmax(-1) @ x @ W_v.T @ block.out.weight.T, (12,))
+    x = layer_norm(x + (x @ block.expand.weight.T).relu() @ block.contract.weight.T, (12,))
+    torch.testing.assert_close(model(tokens, lengths)[0], model.head.weight @ x[0])
+
+
+def test_the_paper_s_sizes() -> None:
+    with torch.device("meta"):
+        text, image = TextTransformer(), ViT()
+    assert sum(w.numel() for w in text.parameters()) == (
+        (30522 + 512) * 384 + 3 * (4 * 384**2 + 2 * 384 * 1536 + 2 * 384) + 2 * 384
+    )
+    assert [text.blocks[0].heads, len(text.blocks), len(image.blocks), image.blocks[0].heads] == [3, 3, 6, 8]
+    assert image.positions.shape == (1, 145, 512)
+    assert not any("bias" in name for name, _ in text.named_parameters())
+
+
+def test_fused_and_spelled_out_images_agree() -> None:
+    model = image_model()
+    images = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    logits, maps = model.attention(images)
+    torch.testing.assert_close(model(images), logits)
+    assert [tuple(m.shape) for m in maps] == [(3, 3, 5, 5)] * 2
+    grads = [torch.autograd.grad(y.sum(), list(model.parameters())) for y in (model(images), logits)]
+    for fused, plain in zip(*grads):
+        torch.testing.assert_close(fused, plain)
+
+
+def test_patches_are_squares_of_the_image() -> None:
+    model = image_model()
+    seen: list[torch.Tensor] = []
+    model.embed.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    images = torch.arange(3 * 64, dtype=torch.float64).view(1, 3, 8, 8)
+    model(images)
+    corner = images[0, :, :4, 4:]  # the second patch of the first row
+    torch.testing.assert_close(seen[0][0, 1].sort().values, corner.flatten().sort().values)
+
+
+@pytest.mark.parametrize("make", [text_model, image_model])
+def test_autocast_stays_close(make) -> None:
+    model = make().float()
+    text = isinstance(model, TextTransformer)
+    inputs = (torch.arange(24).view(2, 12), torch.tensor([12, 5])) if text else (torch.randn(2, 3, 8, 8),)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(*inputs)
+    torch.testing.assert_close(low.float(), model(*inputs), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TextTransformer(width=10, heads=3), "width must be a multiple of heads, 3, but got 10"),
+        (lambda: TextTransformer(layers=0), "layers must be a whole number at least 1"),
+        (lambda: ViT(size=10, patch=4), "size must be a multiple of patch, 4, but got 10"),
+        (lambda: ViT(width=10, heads=4), "width must be a multiple of heads"),
+    ],
+)
+def test_wrong_sizes_are_refused(make, message: str) -> None:
+    with pytest.raises(AttsvmError, match=message):
+        make()
