@@ -1,0 +1,84 @@
+"""A whole corpus: in parallel, and from the cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attsvm._check import as_count
+from attsvm._files import read_arrays, write_arrays
+from attsvm.errors import AttsvmError
+from attsvm.text._tokenizers import WordTokenizer, expand, split_words
+from attsvm.text._tokens import Tokens
+
+_FORMAT = "attsvm tokens 1"
+_CHUNK = 2_000_000
+"""Characters handed to a worker at a time."""
+
+
+def tokenize(texts: list[str], tokenizer: WordTokenizer, *, workers: int, cache: str | Path | None) -> Tokens:
+    """See `WordTokenizer.__call__`."""
+    workers = as_count("workers", workers, least=0)
+    path = None
+    if cache is not None:
+        path = Path(cache) / f"{_content_hash(texts, tokenizer)}.npz"
+        if path.is_file():
+            return _read(path)
+    words, ids, lengths = split_words(texts) if workers == 0 else _split_in_parallel(texts, workers)
+    tokens = expand(words, ids, lengths, tokenizer)
+    if path is not None:
+        _write(path, tokens)
+    return tokens
+
+
+def length_between(texts: Sequence[str], least: int, most: int) -> np.ndarray:
+    """(texts,) bool: is the text that many characters long? The paper takes Yelp reviews of 1000 to 1500."""
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    return (lengths >= least) & (lengths <= most)
+
+
+def _split_in_parallel(texts: list[str], workers: int) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Chunks are split apart and numbered again in order, so that the numbers are those of a single process."""
+    characters = np.cumsum([len(text) for text in texts])
+    cuts = [0, *(np.flatnonzero(np.diff(characters // _CHUNK)) + 1), len(texts)]
+    chunks = [texts[start:stop] for start, stop in pairwise(cuts)]
+    number: dict[str, int] = {}
+    parts = []
+    # spawn: a forked copy of a process with torch's threads may hang.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for words, ids, lengths in pool.map(split_words, chunks):
+            new = np.array([number.setdefault(word, len(number)) for word in words], dtype=np.int32)
+            parts.append((new[ids] if len(words) else ids, lengths))
+    return list(number), np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])
+
+
+def _content_hash(texts: list[str], tokenizer: WordTokenizer) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {tokenizer.fingerprint()}".encode())
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()[:32]
+
+
+def _write(path: Path, tokens: Tokens) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"cache {path.parent} cannot be made: {error.strerror}.") from error
+    words = np.frombuffer("\n".join(tokens.vocabulary).encode(), dtype=np.uint8).copy()
+    arrays = {"ids": tokens.ids, "offsets": tokens.offsets, "vocabulary": words}
+    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})
+
+
+def _read(path: Path) -> Tokens:
+    arrays, _ = read_arrays(path)
+    words = arrays["vocabulary"].tobytes().decode()
+    return Tokens(arrays["ids"], arrays["offsets"], words.split("\n") if words else [])

@@ -1,0 +1,89 @@
+"""Tables of texts: read what was written, refuse what cannot be read in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from attsvm import AttsvmError
+from attsvm.text import read_texts
+from attsvm.text._tables import read_table, write_table
+
+TEXTS = ["plain", 'a "quoted", comma', "two\nlines", "", "emoji 🎬 and é"]
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    return pa.table({"text": TEXTS, "label": [0, 1, 0, 1, 1], "split": ["train"] * 3 + ["test"] * 2})
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "tsv", "jsonl"])
+def test_round_trip(table: pa.Table, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table.{ending}"
+    write_table(table, path)
+    texts, labels = read_texts(path)
+    assert texts == TEXTS
+    assert np.array_equal(labels, [0, 1, 0, 1, 1])
+    assert read_texts(path, split="test").texts == TEXTS[3:]
+    assert read_texts(path, label=None).labels is None
+    assert read_table(path, text="text").column_names == table.column_names
+
+
+def test_a_text_column_of_numbers_in_csv_is_text(tmp_path: Path) -> None:
+    (tmp_path / "numbers.csv").write_text("text,label\n1,a\n2,b\n")
+    texts, labels = read_texts(tmp_path / "numbers.csv")
+    assert texts == ["1", "2"]
+    assert labels is not None
+    assert list(labels) == ["a", "b"]
+
+
+def test_a_long_row(tmp_path: Path) -> None:
+    for ending in ("csv", "jsonl"):
+        write_table(pa.table({"text": ["word " * 400_000], "label": [1]}), tmp_path / f"long.{ending}")
+        assert len(read_texts(tmp_path / f"long.{ending}").texts[0]) == 2_000_000
+
+
+def test_encoding(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("text,label\ncafé,1\n".encode("latin-1"))
+    with pytest.raises(AttsvmError, match="not written in utf-8; name its encoding"):
+        read_texts(tmp_path / "latin.csv")
+    assert read_texts(tmp_path / "latin.csv", encoding="latin-1").texts == ["café"]
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "café", "label": 1}\n'.encode("latin-1"))
+    with pytest.raises(AttsvmError, match="not written in utf-8"):
+        read_texts(tmp_path / "latin.jsonl")
+    assert read_texts(tmp_path / "latin.jsonl", encoding="latin-1").texts == ["café"]
+    with pytest.raises(AttsvmError, match="unknown encoding"):
+        read_texts(tmp_path / "latin.jsonl", encoding="klingon")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("none.csv", None, "is not a file"),
+        ("names.csv", "review,label\na,1\n", "has no column 'text'; it has 'review', 'label'"),
+        ("labels.csv", "text\na\n", "has no column 'label'"),
+        ("null.jsonl", '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n', "row 1 has no text"),
+        ("null2.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', "row 0 has no label"),
+        ("number.jsonl", '{"text": 1, "label": 1}\n', "must hold texts, but it holds int64"),
+        ("broken.jsonl", '{"text": "a"\n', "cannot be read"),
+        ("broken.parquet", "nonsense", "cannot be read"),
+        ("empty.csv", "", "cannot be read"),
+        ("folder.txt", "a", "must be one of .parquet"),
+        ("no-such/data-set", None, "needs the package datasets|cannot be loaded"),
+    ],
+)
+def test_refusals(name: str, content: str | None, sentence: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    source = name if "/" in name else tmp_path / name
+    with pytest.raises(AttsvmError, match=sentence):
+        read_texts(source)
+
+
+def test_no_row_of_that_split(table: pa.Table, tmp_path: Path) -> None:
+    write_table(table, tmp_path / "table.parquet")
+    with pytest.raises(AttsvmError, match="no row whose split is 'dev'"):
+        read_texts(tmp_path / "table.parquet", split="dev")
