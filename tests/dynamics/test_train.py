@@ -273,3 +273,18 @@ def test_bad_data_and_files(data: TokenData, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros(2))
     with pytest.raises(AttsvmError, match="state"):
         TrainState.load(tmp_path / "other.npz")
+
+
+def test_equal_scores_do_not_hide_the_other_samples() -> None:
+    """Where tokens tie in score their factor is as small as the softmax weights; it must not set the common shift."""
+    X = sphere(3, 4, 6, trials=6, seed=2).X.clone()
+    X[..., 0] = 0
+    X[:, :, 0, 0] = 1  # one better token in every sample, all others of score 0
+    X[:, 0, 1:, 0] = 1  # in the first sample all tokens are equal but the last, which is worse
+    X[:, 0, 3, 0] = 0
+    v = torch.zeros(6, dtype=torch.float64)
+    v[0] = 1
+    data = TokenData.cross(X, sphere(3, 4, 6, trials=6, seed=2).Z, head=v)
+    run = train(data, "l2", steps=4000, lr=1.0, record=("norm",))
+    assert run.W.isfinite().all()
+    assert (run.records["norm"][-1] > 100).all()

@@ -21,6 +21,9 @@ from attsvm.geometry import Geometry, Lp
 Blocks = dict[str, Tensor]
 """Trained matrices by name, trial last: W (d, e, B); K (d, m, B) and Q (e, m, B); v (d, 1, B)."""
 
+FAR = 300.0
+"""Logarithm of a ratio that float64 still holds with room on both sides."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -104,16 +107,24 @@ def gradients(lanes: Lanes, loss: Loss, blocks: Blocks) -> dict[str, Gradient]:
     log_slope, slope = loss.slope(at.f)
     exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
+    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. Where it makes all terms of a
+    # trial that small, its size joins the exponent, or they would all underflow.
+    factor = at.delta_u - at.D
+    size = torch.log(factor.detach().abs())
+    largest = (exponent + size).amax((0, 1, 2))
+    far = (largest < shift - FAR) & (largest > -torch.inf)
+    shift = torch.where(far, largest, shift)
     shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
-    coefficient = torch.exp(exponent - shift) * (slope / (1 + at.E)) * (at.delta_u - at.D)
+    coefficient = torch.exp(exponent - shift + torch.where(far, size, 0.0)) * torch.where(far, factor.sign(), factor)
+    coefficient = coefficient * (slope / (1 + at.E))
     # Σ_{t≠m} c_t (x_t − x_m): the top token takes the others' coefficients with a minus.
     coefficient = torch.where(at.is_top, -coefficient.sum(2, keepdim=True), coefficient)
     g = -contract("ntdB,nktB->nkdB", lanes.X, coefficient, lanes.small)
     result = {name: Gradient(G, shift) for name, G in _outer(lanes, blocks, g).items()}
     if at.o is not None and "v" in blocks:
         v_shift = log_slope.amax((0, 1, 2))
-        factor = torch.exp(log_slope - v_shift) * slope * lanes.Y
-        result["v"] = Gradient(-(factor * at.o).sum((0, 1))[:, None], v_shift)
+        weight = torch.exp(log_slope - v_shift) * slope * lanes.Y
+        result["v"] = Gradient(-(weight * at.o).sum((0, 1))[:, None], v_shift)
     return result
 
 
