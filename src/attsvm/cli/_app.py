@@ -15,6 +15,7 @@ from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
 from attsvm.cli._solve import solve_command
 from attsvm.cli._train import train_command
+from attsvm.cli._transformer import app as transformer_app
 from attsvm.cli._verdict import verdict_command
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
     "infeasible or did not converge.",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(transformer_app, name="transformer")
 app.command("solve")(solve_command)
 app.command("train")(train_command)
 app.command("verdict")(verdict_command)

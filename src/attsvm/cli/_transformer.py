@@ -1,0 +1,200 @@
+"""`attsvm transformer`: train the papers' transformers on reviews or images with any of the optimizers."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from attsvm.cli._common import as_device, console
+from attsvm.errors import AttsvmError
+
+if TYPE_CHECKING:
+    from attsvm.transformer import Progress as Reached
+
+app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
+
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="Reviews (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; tokens in .npz), images "
+        "(.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
+        show_default=False,
+    ),
+]
+TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or its folder; texts need it.")]
+LengthOption = Annotated[int, typer.Option(min=1, help="Longest text in tokens; the rest is cut off.")]
+ImagesOption = Annotated[bool, typer.Option("--images", help="The Hugging Face name is of images.")]
+
+
+class OptimizerName(StrEnum):
+    mirror_descent = "mirror-descent"
+    mirror_adam = "mirror-adam"
+    sgd = "sgd"
+    adam = "adam"
+    adamw = "adamw"
+
+
+class Groups(StrEnum):
+    all = "all"
+    matrices = "matrices"
+
+
+class Loss(StrEnum):
+    sum = "sum"
+    mean = "mean"
+
+
+@app.command("fit")
+def fit_command(
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
+    lr: Annotated[float, typer.Option(min=0, help="Step size.")],
+    tokenizer: TokenizerOption = None,
+    optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
+    p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is gradient descent or AdamW.")] = 1.1,
+    groups: Annotated[
+        Groups | None,
+        typer.Option(
+            help="Which weights p is for: all, as in the paper (the default of mirror-descent), or matrices, with "
+            "2 for embeddings and vectors (the default of mirror-adam)."
+        ),
+    ] = None,
+    momentum: Annotated[float, typer.Option(min=0, help="Momentum of mirror-descent and sgd.")] = 0.0,
+    weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images 6")] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Attention heads a layer.", show_default="as layers, images 8")
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Width.", show_default="384, images 512")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Width inside.", show_default="1536, images 512")] = None,
+    dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
+    length: LengthOption = 512,
+    size: Annotated[int, typer.Option(min=1, help="Height and width that images are brought to.")] = 48,
+    patch: Annotated[int, typer.Option(min=1, help="Height and width of a patch.")] = 4,
+    images: ImagesOption = False,
+    batch: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 100,
+    epochs: Annotated[int, typer.Option(min=1, help="Most epochs.")] = 200,
+    stop: Annotated[float, typer.Option(min=0, help="Stop once the train accuracy of an epoch is this.")] = 0.995,
+    loss: Annotated[Loss, typer.Option(help="Over the batch; the paper's code sums.")] = Loss.sum,
+    seed: Annotated[int, typer.Option(min=0, help="Of initial weights, order and dropout.")] = 0,
+    grouped: Annotated[bool, typer.Option("--group/--mixed", help="Texts of similar length share a batch.")] = True,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Autocast to bfloat16.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the model.")] = False,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
+) -> None:
+    """Train, evaluate after every epoch, and keep checkpoint and metrics in a folder.
+
+    Several GPUs or machines: accelerate launch -m attsvm transformer fit …
+    """
+    from attsvm.transformer import Settings, fit, load_data
+
+    as_device(device)
+    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
+    own = {"length": length} if loaded.kind == "text" else {"patch": patch}
+    asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
+    settings = Settings(
+        optimizer=optimizer.value,
+        p=p,
+        lr=lr,
+        groups="" if groups is None else groups.value,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        sizes=own | {name: value for name, value in asked.items() if value is not None},
+        batch=batch,
+        epochs=epochs,
+        stop=stop,
+        loss=loss.value,
+        seed=seed,
+        grouped=grouped,
+        bf16=bf16,
+        compile=compiled,
+    )
+    accelerator = _accelerator(device)
+    speaks = accelerator is None or accelerator.is_main_process
+    bar = _Bar(speaks and not quiet, epochs, "tokens" if loaded.kind == "text" else "images")
+    try:
+        with bar:
+            fitted = fit(loaded, settings, device=device, out=out, report=bar.update, accelerator=accelerator)
+    except KeyboardInterrupt:
+        typer.echo(f"The run is kept in {out}: the same command goes on from its last checkpoint.", err=True)
+        raise
+    if not speaks:
+        return
+    last, best = fitted.history[-1], max(row["test_accuracy"] for row in fitted.history)
+    why = {
+        "accuracy": f"train accuracy {stop:g} reached",
+        "epochs": "all epochs done",
+        "diverged": "loss is not finite",
+    }
+    console().print(
+        f"{len(fitted.history)} epochs ({why[fitted.stopped]}): train accuracy {last['train_accuracy']:.4f}, "
+        f"test accuracy {last['test_accuracy']:.4f} at the end, {best:.4f} at its best epoch",
+        highlight=False,
+    )
+    console().print(f"wrote {out}: checkpoint.safetensors, metrics.parquet", highlight=False)
+    if fitted.stopped == "diverged":
+        raise AttsvmError(f"training diverged in epoch {len(fitted.history)}: take a smaller --lr than {lr:g}.")
+
+
+@app.command("tokens")
+def tokens_command(
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="The .npz file to write.")],
+    tokenizer: TokenizerOption = None,
+    length: LengthOption = 512,
+) -> None:
+    """Tokenize reviews once, into a compact file that transformer fit reads where no tokenizer is installed."""
+    from attsvm.transformer import load_data, save_tokens
+
+    loaded = load_data(data, tokenizer=tokenizer, length=length)
+    save_tokens(loaded, out)
+    console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test texts", highlight=False)
+
+
+def _accelerator(device: str) -> Any:
+    """One of Accelerate's processes, if it started this one among several."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise AttsvmError("several processes need Accelerate: pip install 'attsvm[transformer]'.") from error
+    return Accelerator(cpu=device == "cpu")
+
+
+class _Bar:
+    """Epochs done, throughput, the last accuracies, and the time left at most (the stopping rule may come first)."""
+
+    def __init__(self, wanted: bool, epochs: int, unit: str) -> None:
+        self.epochs, self.unit = epochs, unit
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[last]}"))
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not wanted
+        )
+        self.task = self.progress.add_task("starting", total=epochs, last="")
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def update(self, reached: Reached) -> None:
+        last = f"{reached.rate:,.0f} {self.unit}/s"
+        if reached.history:
+            row = reached.history[-1]
+            last += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
+        self.progress.update(
+            self.task,
+            completed=reached.epoch + reached.batch / reached.batches,
+            description=f"epoch {reached.epoch + 1} of at most {self.epochs}",
+            last=last,
+        )

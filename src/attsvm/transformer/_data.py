@@ -1,0 +1,180 @@
+"""What is trained on: token sequences or images, whole on the device, handed out in batches."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attsvm.errors import AttsvmError
+
+MULTIPLE = 16
+"""Batches of texts are padded to a multiple of this: fused attention needs 8, matrix products like more."""
+POOL = 50
+"""So many batches are drawn at random and then sorted by length: padding is small, and batches stay mixed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Token sequences of one split; sequence i is tokens[i, :lengths[i]], and starts with [CLS]."""
+
+    tokens: Tensor
+    """(n, longest) int32, 0 behind the end"""
+    lengths: Tensor
+    """(n,) int64, always on the CPU"""
+    labels: Tensor
+    """(n,) int64"""
+
+    @staticmethod
+    def ragged(ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> Texts:
+        """From sequences behind one another: sequence i is ids[offsets[i]:offsets[i + 1]]."""
+        lengths = np.diff(offsets)
+        tokens = np.zeros((len(lengths), max(1, int(lengths.max(initial=0)))), np.int32)
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = ids
+        return Texts(
+            torch.from_numpy(tokens),
+            torch.from_numpy(lengths.astype(np.int64)),
+            torch.from_numpy(labels.astype(np.int64)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Texts:
+        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
+
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Tensor]:
+        """Row numbers of every batch; in a new order if there is a generator, of similar length if `grouped`."""
+        n = len(self)
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        if not grouped:
+            return list(order.split(size))
+        # Without a generator the batches are for evaluation, where one pool is best.
+        pools = order.split(n if generator is None else POOL * size)
+        sorted_pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in pools]
+        batches = [batch for pool in sorted_pools for batch in pool.split(size)]
+        if generator is not None:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        return batches
+
+    def take(self, rows: Tensor, *, longest: int | None = None, training: bool = False) -> tuple[Tensor, ...]:
+        """(tokens, lengths) of these rows, no wider than needed."""
+        lengths = self.lengths[rows]
+        T = int(lengths.max()) if longest is None else longest
+        T = min(-(-T // MULTIPLE) * MULTIPLE, self.tokens.shape[1])
+        device = self.tokens.device
+        return self.tokens[rows.to(device), :T], lengths.to(device)
+
+    def work(self, rows: Tensor) -> int:
+        """Tokens in these rows: what throughput counts."""
+        return int(self.lengths[rows].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images of one split, brought to `size` and to mean 0 and variance 1 a channel (of the training images)."""
+
+    pixels: Tensor
+    """(n, channels, height, width) uint8"""
+    labels: Tensor
+    """(n,) int64"""
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Images:
+        return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
+
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Tensor]:
+        """Row numbers of every batch; in a new order if there is a generator. (Images are all of one size.)"""
+        n = len(self)
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        return list(order.split(size))
+
+    def take(self, rows: Tensor, *, longest: int | None = None, training: bool = False) -> tuple[Tensor, ...]:
+        """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""
+        device = self.pixels.device
+        x = self.pixels[rows.to(device)]
+        if training:
+            x = _shifted(x)
+        mean, std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        x = (x / 255 - mean) / std
+        return (F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False),)
+
+    def work(self, rows: Tensor) -> int:
+        """Images in these rows: what throughput counts."""
+        return len(rows)
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Cut each image out of a black frame of 1/8 at a random place, and mirror half of them."""
+    n, _, height, width = x.shape
+    margin = max(1, height // 8)
+    place = torch.randint(2 * margin + 1, (2, n, 1))
+    rows, columns = place[0] + torch.arange(height), place[1] + torch.arange(width)
+    mirrored = torch.rand(n, 1) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    rows, columns = rows.to(x.device), columns.to(x.device)
+    framed = F.pad(x, (margin,) * 4)
+    return framed[torch.arange(n, device=x.device)[:, None, None], :, rows[:, :, None], columns[:, None]].permute(
+        0, 3, 1, 2
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A training and a test split; `vocabulary` is the number of tokens of texts, `classes` the number of labels."""
+
+    train: Texts | Images
+    test: Texts | Images
+    classes: int
+    vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        for name, split in (("train", self.train), ("test", self.test)):
+            if not len(split):
+                raise AttsvmError(f"the {name} split must have rows, but it is empty.")
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if low < 0 or high >= self.classes:
+                allowed = "0 or 1" if self.classes == 2 else f"0 to {self.classes - 1}"
+                wrong = low if low < 0 else high
+                raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop such rows.")
+
+    @property
+    def kind(self) -> str:
+        return "text" if isinstance(self.train, Texts) else "vit"
+
+    def to(self, device: torch.device) -> Data:
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    def digest(self) -> str:
+        """Names the content: a checkpoint belongs to its data."""
+        found = hashlib.sha256()
+        for split in (self.train, self.test):
+            content = split.tokens if isinstance(split, Texts) else split.pixels
+            found.update(content.cpu().numpy().tobytes())
+            found.update(split.labels.cpu().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+
+def image_data(
+    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: int, size: int
+) -> Data:
+    """Data from (pixels (n, channels, height, width) uint8, labels) of both splits."""
+    if not len(train[0]):
+        raise AttsvmError("the train split must have rows, but it is empty.")
+    scaled = train[0][:: max(1, len(train[0]) // 10_000)] / 255.0
+    mean = tuple(scaled.mean((0, 2, 3)).tolist())
+    std = tuple(np.maximum(scaled.std((0, 2, 3)), 1e-3).tolist())
+    splits = [
+        Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)), size, mean, std)
+        for pixels, labels in (train, test)
+    ]
+    return Data(splits[0], splits[1], classes)

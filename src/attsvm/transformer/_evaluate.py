@@ -1,0 +1,70 @@
+"""Loss and accuracy on a split, and the table of epochs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attsvm._atomic import atomic_path
+from attsvm.transformer._data import Images, Texts
+
+BATCH = 250
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    split: Texts | Images,
+    *,
+    bf16: bool = False,
+    mine: Callable[[Tensor], Tensor] = lambda rows: rows,
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+) -> dict[str, float]:
+    """Loss and accuracy, and the accuracies of the even and of the odd rows: one half can choose what the other tells.
+
+    mine, total: the rows of this process, and the sum over all processes, where there are several.
+    """
+    training = model.training
+    model.eval()
+    device = split.labels.device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for rows in split.batches(BATCH):
+        rows = mine(rows)
+        if not len(rows):
+            continue
+        labels, odd = split.labels[rows.to(device)], (rows % 2).bool().to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = model(*split.take(rows)).float()
+        right = logits.argmax(-1) == labels
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([loss, (right & ~odd).sum(), (right & odd).sum()])
+    model.train(training)
+    n = len(split)
+    loss, even, odd = total(sums).tolist()
+    return {
+        "test_loss": loss / n,
+        "test_accuracy": (even + odd) / n,
+        "test_accuracy_even": even / ((n + 1) // 2),
+        "test_accuracy_odd": odd / max(1, n // 2),
+    }
+
+
+def write_metrics(folder: Path, history: list[dict[str, float]]) -> Path:
+    """A row an epoch, as metrics.parquet, or as metrics.jsonl where pyarrow is not installed."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        path = folder / "metrics.jsonl"
+        with atomic_path(path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in history))
+        return path
+    path = folder / "metrics.parquet"
+    with atomic_path(path) as temporary:
+        parquet.write_table(pa.Table.from_pylist(history), temporary)
+    return path

@@ -1,0 +1,227 @@
+"""Train a transformer; killed at any step and started again it ends with the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attsvm.errors import AttsvmError
+from attsvm.transformer._checkpoint import Place, load_run, save_run
+from attsvm.transformer._data import Data, Texts
+from attsvm.transformer._evaluate import evaluate, write_metrics
+from attsvm.transformer._settings import Settings, make_model, make_optimizer
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: told after every step. `history` has a row for every epoch that is done."""
+
+    epoch: int
+    batch: int
+    batches: int
+    rate: float
+    """tokens or images a second in this epoch"""
+    history: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model, what happened in every epoch, and why it ended: accuracy, epochs, diverged or interrupted."""
+
+    model: nn.Module
+    history: list[dict[str, float]]
+    stopped: str
+    settings: Settings
+
+
+def fit(
+    data: Data,
+    settings: Settings,
+    *,
+    device: torch.device | str = "cpu",
+    out: str | Path | None = None,
+    checkpoint_seconds: float = 30.0,
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[Progress], None] = lambda progress: None,
+    accelerator: Any = None,
+) -> Fitted:
+    """Train on `data.train`, and evaluate on `data.test` after every epoch.
+
+    Args:
+        data: see :func:`load_data`.
+        settings: model, optimizer, stopping rule, seed.
+        device: where to compute.
+        out: folder for the checkpoint; a run that is there goes on where it was, with the same bits.
+        checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
+        stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
+        report: told where the run is, after every step.
+        accelerator: an ``accelerate.Accelerator``: its processes share every batch. `device` is then the accelerator's.
+    """
+    place: torch.device = torch.device(device) if accelerator is None else accelerator.device
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise AttsvmError("device cuda was asked for, but torch sees no CUDA device here: use cpu.")
+    devices = [place] if place.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
+
+
+class _Run:
+    """The state of a run: model, optimizer and place."""
+
+    def __init__(
+        self,
+        data: Data,
+        settings: Settings,
+        device: torch.device,
+        out: str | Path | None,
+        every: float,
+        accelerator: Any,
+    ) -> None:
+        self.settings, self.device, self.every, self.accelerator = settings, device, every, accelerator
+        self.rank = accelerator.process_index if accelerator else 0
+        self.world = accelerator.num_processes if accelerator else 1
+        self.data = data.to(device)
+        torch.manual_seed(settings.seed)
+        self.model = make_model(settings, data).to(device)
+        self.optimizer = make_optimizer(settings, self.model)
+        # Processes share the initial weights, not the dropout.
+        torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
+        self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
+        del self.identity["epochs"]  # a run may go on for longer
+        self.path = None if out is None else _folder(out) / CHECKPOINT
+        self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
+        if self.path is not None and self.path.is_file():
+            self.place = load_run(self.path, self.identity, self.model, self.optimizer)
+            self._set_rng(self.place.rng)
+            if self.place.stopped == "epochs" and self.place.epoch < settings.epochs:
+                self.place.stopped = ""
+        self.sums = self.place.sums[self.rank].to(device)
+        self.step_model: Any = self.model
+        if accelerator:
+            self.step_model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
+        if settings.compile:
+            self.step_model = torch.compile(self.step_model, dynamic=True)
+
+    def run(self, stop: Callable[[], bool], report: Callable[[Progress], None]) -> Fitted:
+        place, settings = self.place, self.settings
+        saved = time.monotonic()
+        while not place.stopped:
+            generator = torch.Generator().manual_seed(settings.seed * 100_003 + place.epoch)
+            batches = self.data.train.batches(settings.batch, generator, grouped=settings.grouped)
+            work = sum(self.data.train.work(rows) for rows in batches[: place.batch])
+            start, before = time.perf_counter(), place.seconds
+            self.step_model.train()
+            for rows in batches[place.batch :]:
+                self._step(rows)
+                place.batch += 1
+                work += self.data.train.work(rows)
+                place.seconds = before + time.perf_counter() - start
+                rate = work / place.seconds
+                report(Progress(place.epoch, place.batch, len(batches), rate, place.history))
+                due = self.path is not None and time.monotonic() - saved > self.every
+                ended, due = self._agreed(stop(), due)
+                if ended or due:
+                    self._save()
+                    saved = time.monotonic()
+                if ended:
+                    return Fitted(self.model, place.history, "interrupted", settings)
+            self._end_epoch(work, before, start)
+        self._save()
+        return Fitted(self.model, place.history, place.stopped, settings)
+
+    def _step(self, rows: Tensor) -> None:
+        """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
+        train, settings = self.data.train, self.settings
+        mine = self._mine(rows)
+        longest = int(train.lengths[rows].max()) if isinstance(train, Texts) else None
+        labels = train.labels[mine.to(self.device)]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
+            logits = self.step_model(*train.take(mine, longest=longest, training=True)).float()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        # Processes average their gradients: times their number it is the sum.
+        scaled = loss * self.world / (len(rows) if settings.loss == "mean" else 1)
+        self.optimizer.zero_grad()
+        if self.accelerator:
+            self.accelerator.backward(scaled)
+        else:
+            scaled.backward()
+        self.optimizer.step()
+        self.sums += torch.stack([loss.detach(), (logits.detach().argmax(-1) == labels).sum()])
+
+    def _end_epoch(self, work: int, before: float, start: float) -> None:
+        place, settings = self.place, self.settings
+        n = len(self.data.train)
+        loss, right = (self._total(self.sums) / n).tolist()  # waits for the device
+        trained = before + time.perf_counter() - start
+        row = {"epoch": place.epoch + 1, "train_loss": loss, "train_accuracy": right}
+        row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=self._mine, total=self._total)
+        row |= {"seconds": before + time.perf_counter() - start, "rate": work / trained}
+        place.history.append(row)
+        place.epoch, place.batch, place.seconds = place.epoch + 1, 0, 0.0
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if loss != loss:
+            place.stopped = "diverged"
+        elif right >= settings.stop:
+            place.stopped = "accuracy"
+        elif place.epoch >= settings.epochs:
+            place.stopped = "epochs"
+        if self.path is not None and self.rank == 0:
+            write_metrics(self.path.parent, place.history)
+
+    def _mine(self, rows: Tensor) -> Tensor:
+        """This process' part of a batch."""
+        return rows[self.rank :: self.world]
+
+    def _total(self, sums: Tensor) -> Tensor:
+        return self.accelerator.reduce(sums, "sum") if self.accelerator else sums
+
+    def _agreed(self, *wanted: bool) -> list[bool]:
+        """What the first process wants: all must save at the same step."""
+        if self.world == 1:
+            return list(wanted)
+        flags = torch.tensor(wanted, device=self.device, dtype=torch.float32) * (self.rank == 0)
+        return self.accelerator.reduce(flags, "sum").bool().tolist()
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        rng = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            rng["cuda"] = torch.cuda.get_rng_state(self.device)
+        self.place.sums, self.place.rng = self._rows(self.sums), {name: self._rows(r) for name, r in rng.items()}
+        if self.rank == 0:
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
+            save_run(self.path, self.identity, self.place, self.model, optimizer)
+        if self.accelerator:
+            self.accelerator.wait_for_everyone()
+
+    def _rows(self, own: Tensor) -> Tensor:
+        """One row a process, on the CPU."""
+        if self.world == 1:
+            return own[None].cpu()
+        return self.accelerator.gather(own.to(self.device)[None]).cpu()
+
+    def _set_rng(self, states: dict[str, Tensor]) -> None:
+        torch.set_rng_state(states["cpu"][self.rank].clone())
+        if "cuda" in states and self.device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+
+
+def _folder(out: str | Path) -> Path:
+    path = Path(out)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"{path} cannot be made: {error.strerror}.") from error
+    for leftover in path.glob(".checkpoint.*.tmp*"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    return path

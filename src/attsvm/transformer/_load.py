@@ -1,0 +1,227 @@
+"""Data from files: reviews as a table, aclImdb folder or tokens; CIFAR-10 as a table or folder; Hugging Face names."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attsvm._files import read_arrays, write_arrays
+from attsvm.errors import AttsvmError
+from attsvm.transformer._data import Data, Texts, image_data
+from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
+
+SPLITS = ("train", "test")
+_FORMAT = "attsvm token splits 1"
+
+
+def load_data(
+    source: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    length: int = 512,
+    size: int = 48,
+    images: bool = False,
+) -> Data:
+    """Data by what `source` is.
+
+    ==============================  ================================================================================
+    "synthetic", "tiny-images"      built in
+    file.npz                        tokens as :func:`save_tokens` wrote them
+    file.parquet (.csv, .jsonl)     columns text, label and split ("train", "test"); with images the column image
+    folder with train/pos, …        aclImdb as it is unpacked
+    folder with data_batch_1, …     CIFAR-10, the Python version as it is unpacked
+    any other name                  a Hugging Face data set with splits train and test (package datasets)
+    ==============================  ================================================================================
+
+    Args:
+        source: see above.
+        tokenizer: a tokenizer.json or the folder that holds it; texts need it.
+        length: longest sequence in tokens; the rest of a text is cut off.
+        size: height and width that images are brought to.
+        images: a table or a Hugging Face name holds images. (A table with a column image is seen to.)
+    """
+    name, path = str(source), Path(source)
+    if name == "synthetic":
+        return synthetic_sentiment()
+    if name == "tiny-images":
+        return tiny_images()
+    if path.suffix == ".npz":
+        return load_tokens(path)
+    if path.is_dir() and (path / "train" / "pos").is_dir():
+        texts = [_acl_split(path, split) for split in SPLITS]
+        return _tokenized(texts, tokenizer, length)
+    if path.is_dir():
+        return _cifar_folder(path, size)
+    if images or _has_images(path):
+        found = [_image_split(source, split) for split in SPLITS]
+        return image_data(found[0], found[1], 1 + int(max(labels.max(initial=0) for _, labels in found)), size)
+    from attsvm.text import read_texts
+
+    texts = []
+    for split in SPLITS:
+        rows = read_texts(source, split=split)
+        assert rows.labels is not None  # a missing column was refused
+        texts.append((rows.texts, _whole(rows.labels)))
+    return _tokenized(texts, tokenizer, length)
+
+
+def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[list[int]]:
+    """Token numbers with the tokenizer's special tokens, [CLS] first; at most `length` of them."""
+    found = open_tokenizer(tokenizer)
+    found.enable_truncation(length)
+    found.no_padding()
+    chunks = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
+    return [code.ids for chunk in chunks for code in found.encode_batch(list(chunk))]
+
+
+def open_tokenizer(place: str | Path) -> Any:
+    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise AttsvmError("texts need the tokenizers package: pip install 'attsvm[transformer]'.") from error
+    path = Path(place)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises Exception itself
+        raise AttsvmError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
+
+
+def save_tokens(data: Data, path: str | Path) -> None:
+    """Texts as a compact .npz of 16-bit token numbers, that `load_data` reads without a tokenizer."""
+    if not isinstance(data.train, Texts) or not isinstance(data.test, Texts):
+        raise AttsvmError("save_tokens takes texts, but these are images.")
+    if Path(path).suffix != ".npz":
+        raise AttsvmError(f"token files must end in .npz, but got {path}.")
+    import torch
+
+    narrow = np.uint16 if data.vocabulary <= 2**16 else np.int32
+    arrays: dict[str, np.ndarray] = {"vocabulary": np.array([data.vocabulary])}
+    for split, texts in zip(SPLITS, (data.train, data.test)):
+        tokens, lengths = texts.tokens.cpu().numpy(), texts.lengths.numpy()
+        arrays[f"{split}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
+        arrays[f"{split}_lengths"] = lengths.astype(np.int32)
+        arrays[f"{split}_labels"] = texts.labels.cpu().numpy().astype(np.int32)
+    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})
+
+
+def load_tokens(path: str | Path) -> Data:
+    """What `save_tokens` wrote."""
+    arrays, strings = read_arrays(path)
+    if strings.get("format") != _FORMAT:
+        raise AttsvmError(f"{path} must be a token file that attsvm wrote, but it is another kind of .npz.")
+    splits = []
+    for split in SPLITS:
+        offsets = np.concatenate([[0], np.cumsum(arrays[f"{split}_lengths"], dtype=np.int64)])
+        splits.append(Texts.ragged(arrays[f"{split}_tokens"], offsets, arrays[f"{split}_labels"]))
+    return Data(splits[0], splits[1], classes=2, vocabulary=int(arrays["vocabulary"][0]))
+
+
+def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int) -> Data:
+    if tokenizer is None:
+        raise AttsvmError("texts need a tokenizer: name a tokenizer.json, such as that of bert-base-uncased.")
+    splits = []
+    for part, labels in texts:
+        ids = encode(part, tokenizer, length)
+        flat = np.array([token for sequence in ids for token in sequence], np.int32)
+        splits.append(Texts.ragged(flat, np.cumsum([0, *map(len, ids)]), labels))
+    return Data(splits[0], splits[1], classes=2, vocabulary=open_tokenizer(tokenizer).get_vocab_size())
+
+
+def _whole(labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind not in "iub":
+        raise AttsvmError(f"labels must be 0 or 1, but the column holds {labels.dtype}, such as {labels[0]!r}.")
+    return labels.astype(np.int64)
+
+
+def _acl_split(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
+    texts: list[str] = []
+    labels: list[int] = []
+    for label, name in ((0, "neg"), (1, "pos")):
+        files = sorted((folder / split / name).glob("*.txt"))
+        texts += [file.read_text(encoding="utf-8", errors="replace") for file in files]
+        labels += [label] * len(files)
+    if not texts:
+        raise AttsvmError(f"the {split} split must have rows, but {folder / split} has no pos/*.txt or neg/*.txt.")
+    return texts, np.array(labels)
+
+
+def _cifar_folder(folder: Path, size: int) -> Data:
+    files = {"train": sorted(folder.glob("data_batch_*")), "test": sorted(folder.glob("test_batch*"))}
+    if not files["train"] or not files["test"]:
+        raise AttsvmError(f"{folder} must be aclImdb (train/pos, …) or CIFAR-10 (data_batch_1, … test_batch).")
+    splits = []
+    for split in SPLITS:
+        parts = [_unpickled(file) for file in files[split]]
+        try:
+            pixels = np.concatenate([np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts])
+            labels = np.concatenate([np.asarray(part[b"labels"], np.int64) for part in parts])
+        except (KeyError, TypeError, ValueError) as error:
+            raise AttsvmError(f"{folder} must hold CIFAR-10's files, but data and labels are not as there.") from error
+        splits.append((pixels, labels))
+    return image_data(splits[0], splits[1], classes=10, size=size)
+
+
+def _unpickled(file: Path) -> Any:
+    with file.open("rb") as opened:
+        try:
+            return _Arrays(opened, encoding="bytes").load()
+        except (pickle.UnpicklingError, EOFError, ValueError, IndexError) as error:
+            if isinstance(error, AttsvmError):
+                raise
+            raise AttsvmError(f"{file} is not a readable file of CIFAR-10: {error}.") from error
+
+
+class _Arrays(pickle.Unpickler):
+    """CIFAR-10 comes pickled: lists, dicts and numpy arrays are read, anything else in the file is refused."""
+
+    _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype"})
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if module_name.split(".")[0] == "numpy" and global_name in self._ALLOWED:
+            return super().find_class(module_name.replace("numpy.core", "numpy._core"), global_name)
+        raise AttsvmError(f"CIFAR-10's files hold arrays alone, but this one asks for {module_name}.{global_name}.")
+
+
+def _has_images(path: Path) -> bool:
+    if path.suffix != ".parquet" or not path.is_file():
+        return False
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise AttsvmError("tables need pyarrow: pip install 'attsvm[transformer]'.") from error
+    try:
+        return "image" in parquet.read_schema(path).names
+    except (OSError, ArrowException) as error:
+        raise AttsvmError(f"{path} is not a readable parquet file: {' '.join(str(error).split())}.") from error
+
+
+def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    from attsvm.text._tables import label_column, read_table
+
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise AttsvmError("images need the pillow package: pip install 'attsvm[transformer]'.") from error
+    table = read_table(source, text="image", split=split)
+    name = next((name for name in ("image", "img") if name in table.column_names), None)
+    if name is None:
+        raise AttsvmError(f"{source} has no column 'image'; it has {', '.join(map(repr, table.column_names))}.")
+    pixels = []
+    for row, value in enumerate(table[name].to_pylist()):
+        encoded: Any = value.get("bytes") if isinstance(value, dict) else value  # Hugging Face has bytes and path
+        try:
+            pixels.append(np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB")).transpose(2, 0, 1))
+        except (TypeError, UnidentifiedImageError, OSError) as error:
+            raise AttsvmError(f"{source}: row {row} of split {split} is not a readable image.") from error
+    if len({image.shape for image in pixels}) > 1:
+        raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
+    return np.stack(pixels), _whole(label_column(table, "label", source))

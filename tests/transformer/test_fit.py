@@ -1,0 +1,257 @@
+"""Training: exact resume, the stopping rule, optimizers, two processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from two_processes import run_pair
+
+from attsvm import AttsvmError
+from attsvm.transformer import Progress, Settings, evaluate, fit, make_model, synthetic_sentiment, tiny_images
+
+SIZES = {"width": 16, "hidden": 24, "layers": 2, "length": 16}
+TEXTS = synthetic_sentiment(48, 20, length=16)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**({"lr": 2e-3, "sizes": SIZES, "batch": 16, "epochs": 3} | changes))
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(step: int, batches: int):
+    def report(progress: Progress) -> None:
+        if progress.epoch * batches + progress.batch == step:
+            raise Killed
+
+    return report
+
+
+def assert_same(a: torch.nn.Module, b: torch.nn.Module) -> None:
+    for (name, x), (_, y) in zip(a.state_dict().items(), b.state_dict().items(), strict=True):
+        assert torch.equal(x, y), name
+
+
+RUNS = {
+    "mirror-descent": {},
+    "mirror-descent momentum": {"momentum": 0.9},
+    "mirror-adam": {"optimizer": "mirror-adam"},
+    "adamw": {"optimizer": "adamw"},
+    "sgd": {"optimizer": "sgd", "momentum": 0.9},
+    "bf16": {"optimizer": "adam", "bf16": True},
+    "mixed": {"grouped": False, "loss": "mean"},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_ends_with_the_same_weights(name: str, tmp_path: Path) -> None:
+    chosen = settings(**RUNS[name])
+    straight = fit(TEXTS, chosen)
+    assert len(straight.history) == 3
+    for step in (1, 3, 5):  # inside an epoch, at its end, in the next one
+        out = tmp_path / str(step)
+        with pytest.raises(Killed):  # after a step whose checkpoint is not written: it is taken again
+            fit(TEXTS, chosen, out=out, checkpoint_seconds=0, report=kill_at(step, 3))
+        resumed = fit(TEXTS, chosen, out=out, checkpoint_seconds=0)
+        assert_same(straight.model, resumed.model)
+        assert [r["train_loss"] for r in resumed.history] == [r["train_loss"] for r in straight.history]
+
+
+def test_images_resume_exactly_with_their_random_shifts(tmp_path: Path) -> None:
+    data = tiny_images(40, 10)
+    chosen = settings(optimizer="mirror-adam", sizes={"width": 12, "hidden": 12, "layers": 2, "heads": 2})
+    straight = fit(data, chosen)
+    stops = iter([False, False, False, True])
+    half = fit(data, chosen, out=tmp_path, stop=lambda: next(stops))
+    assert half.stopped == "interrupted"
+    assert_same(straight.model, fit(data, chosen, out=tmp_path).model)
+
+
+def test_a_run_can_go_on_for_longer(tmp_path: Path) -> None:
+    short = fit(TEXTS, settings(epochs=1), out=tmp_path)
+    assert short.stopped == "epochs"
+    assert_same(fit(TEXTS, settings(epochs=2), out=tmp_path).model, fit(TEXTS, settings(epochs=2)).model)
+
+
+def test_it_leaves_the_caller_s_random_state() -> None:
+    before = torch.get_rng_state()
+    fit(TEXTS, settings(epochs=1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_stopping_rule_and_what_is_learned() -> None:
+    data = synthetic_sentiment(256, 64, length=12)
+    fitted = fit(data, Settings("adamw", lr=3e-3, sizes=SIZES | {"dropout": 0.0}, batch=16, epochs=40, stop=0.97))
+    accuracies = [row["train_accuracy"] for row in fitted.history]
+    assert fitted.stopped == "accuracy"
+    assert accuracies[-1] >= 0.97 > max(accuracies[:-1])
+    assert fitted.history[-1]["test_accuracy"] > 0.9
+    measured = evaluate(fitted.model, data.test)
+    assert measured == {name: fitted.history[-1][name] for name in measured}
+
+
+def test_a_sum_is_a_mean_with_a_larger_step() -> None:
+    mean = fit(TEXTS, settings(optimizer="sgd", loss="mean", lr=1.6e-1, epochs=1))
+    summed = fit(TEXTS, settings(optimizer="sgd", loss="sum", lr=1e-2, epochs=1))
+    for x, y in zip(mean.model.parameters(), summed.model.parameters(), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize(("mirror", "plain"), [("mirror-descent", "sgd"), ("mirror-adam", "adamw")])
+def test_p_equal_to_two_is_the_plain_optimizer(mirror: str, plain: str) -> None:
+    a, b = (fit(TEXTS, settings(optimizer=o, p=2.0, lr=1e-3, epochs=1, groups="all")) for o in (mirror, plain))
+    for x, y in zip(a.model.parameters(), b.model.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+
+
+def test_grouped_batches_have_every_row_once_and_little_padding() -> None:
+    data = synthetic_sentiment(1000, 10, length=60).train
+    n = torch.arange(1000)
+    rows = data.batches(20, torch.Generator().manual_seed(3))
+    assert torch.equal(torch.cat(rows).sort().values, n)
+    again = data.batches(20, torch.Generator().manual_seed(3))
+    assert all(torch.equal(a, b) for a, b in zip(rows, again, strict=True))
+    mixed = data.batches(20, torch.Generator().manual_seed(3), grouped=False)
+    assert torch.equal(torch.cat(mixed).sort().values, n)
+    computed = [sum(len(batch) * data.take(batch)[0].shape[1] for batch in batches) for batches in (rows, mixed)]
+    assert computed[0] < 1.35 * data.lengths.sum()  # to multiples of 16
+    assert computed[1] > 1.6 * data.lengths.sum()
+
+
+def test_divergence_is_said(tmp_path: Path) -> None:
+    assert fit(TEXTS, settings(optimizer="sgd", lr=1e30, epochs=5)).stopped == "diverged"
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    fit(TEXTS, settings(epochs=1), out=tmp_path)
+    for changed in (settings(seed=1), settings(sizes=SIZES | {"width": 8}), settings(lr=1e-3)):
+        with pytest.raises(AttsvmError, match="checkpoint of another run, with"):
+            fit(TEXTS, changed, out=tmp_path)
+    with pytest.raises(AttsvmError, match="checkpoint of another run, with data"):
+        fit(synthetic_sentiment(48, 20, length=16, seed=1), settings(), out=tmp_path)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"no")
+    with pytest.raises(AttsvmError, match="not a readable"):
+        fit(TEXTS, settings(), out=tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_no_cuda_is_said() -> None:
+    with pytest.raises(AttsvmError, match="sees no CUDA device"):
+        fit(TEXTS, settings(), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of mirror-descent, mirror-adam"),
+        ({"p": 1.0}, "p must be above 1"),
+        ({"loss": "max"}, "loss must be one of sum, mean"),
+        ({"lr": float("nan")}, "lr must be finite"),
+        ({"batch": 0}, "batch must be a whole number"),
+        ({"sizes": {"patch": 3}}, "sizes must be those of TextTransformer"),
+    ],
+)
+def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttsvmError, match=message):
+        make_model(settings(**changes), TEXTS)
+
+
+SMALL = "data=synthetic layers=1 width=16 hidden=16 length=32 lr=1e-2 batch=8 seed=4"
+COMMAND = ["transformer", "fit", *(part for pair in SMALL.split() for part in f"--{pair}".split("=")), "--quiet"]
+
+
+@pytest.mark.slow
+def test_a_process_killed_by_a_signal_resumes_exactly(tmp_path: Path) -> None:
+    code = (
+        "import sys, attsvm.transformer._fit as f\n"
+        "from functools import partial\nimport attsvm.transformer as t\n"
+        "t.fit = partial(f.fit, checkpoint_seconds=0)\n"
+        "from attsvm.cli import main\nsys.argv = ['attsvm', *sys.argv[1:]]\nmain()"
+    )
+    command = [sys.executable, "-c", code, *COMMAND, "--epochs", "8"]
+    subprocess.run([*command, "--out", str(tmp_path / "a")], check=True)
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "b")])
+    checkpoint = tmp_path / "b" / "checkpoint.safetensors"
+    while not checkpoint.is_file():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    subprocess.run([*command, "--out", str(tmp_path / "b")], check=True)
+    weights = []
+    for name in "ab":
+        from attsvm.transformer._checkpoint import read_run
+
+        tensors, described = read_run(tmp_path / name / "checkpoint.safetensors")
+        assert described["place"]["epoch"] == 8
+        weights.append(tensors)
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def _worker(rank: int, folder: str, port: int) -> None:
+    from accelerate import Accelerator
+
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2
+    still = settings(sizes=SIZES | {"dropout": 0.0}, optimizer="mirror-adam")
+    shared = fit(TEXTS, still, accelerator=accelerator)
+    dropped = settings(optimizer="mirror-adam")
+    straight = fit(TEXTS, dropped, accelerator=accelerator)
+    stops = iter([False, False, False, True])
+    out = Path(folder) / "half"
+    assert fit(TEXTS, dropped, out=out, accelerator=accelerator, stop=lambda: next(stops)).stopped == "interrupted"
+    resumed = fit(TEXTS, dropped, out=out, accelerator=accelerator)
+    assert_same(straight.model, resumed.model)
+    if rank == 0:
+        torch.save([shared.model.state_dict(), shared.history], Path(folder) / "shared.pt")
+    accelerator.wait_for_everyone()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Accelerate's own
+def test_two_processes_share_every_batch(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    run_pair(_worker, lambda: (str(tmp_path), _free_port()))
+    weights, history = torch.load(tmp_path / "shared.pt")
+    alone = fit(TEXTS, settings(sizes=SIZES | {"dropout": 0.0}, optimizer="mirror-adam"))
+    for name, x in alone.model.state_dict().items():
+        torch.testing.assert_close(weights[name], x, rtol=1e-3, atol=1e-4)
+    for row, own in zip(history, alone.history, strict=True):
+        assert abs(row["train_loss"] - own["train_loss"]) < 1e-4
+        assert row["test_accuracy"] == own["test_accuracy"]
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,217 @@
+"""Every place that data may come from, and what is said when it is not as it should be."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from attsvm import AttsvmError
+from attsvm.cli._transformer import app
+from attsvm.transformer import Data, Images, Texts, load_data, save_tokens, synthetic_sentiment, tiny_images
+from attsvm.transformer._synthetic import PIVOTS, WORDS
+
+REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1), ("awful ending", 0)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: number for number, word in enumerate([*WORDS, "[UNK]"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_reviews(path: Path, rows: list[tuple[Any, Any, str]]) -> Path:
+    texts, labels, splits = zip(*rows)
+    pq.write_table(pa.table({"text": list(texts), "label": list(labels), "split": list(splits)}), path)
+    return path
+
+
+def both(rows: list[tuple[str, int]]) -> list[tuple[str, int, str]]:
+    return [(text, label, split) for split in ("train", "test") for text, label in rows]
+
+
+def check_reviews(data: Data) -> None:
+    for split in (data.train, data.test):
+        assert isinstance(split, Texts)
+        words = sorted(" ".join(WORDS[t] for t in row[:n]) for row, n in zip(split.tokens, split.lengths))
+        assert words == sorted(f"[CLS] {text} [SEP]" for text, _ in REVIEWS)
+        for row, label in zip(split.tokens, split.labels):
+            decisive = [int(t) for t in row if t >= PIVOTS]
+            assert all((t < PIVOTS + 6) == bool(label) for t in decisive)
+    assert data.vocabulary == len(WORDS) + 1
+
+
+def test_reviews_from_a_table_a_folder_tokens_and_a_name(tokenizer: Path, tmp_path: Path, monkeypatch) -> None:
+    table = write_reviews(tmp_path / "reviews.parquet", both(REVIEWS))
+    check_reviews(load_data(table, tokenizer=tokenizer))
+
+    for split in ("train", "test"):
+        for number, (text, label) in enumerate(REVIEWS):
+            file = tmp_path / "aclImdb" / split / ("pos" if label else "neg") / f"{number}_7.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    check_reviews(load_data(tmp_path / "aclImdb", tokenizer=tokenizer / "tokenizer.json"))
+
+    save_tokens(load_data(table, tokenizer=tokenizer), tmp_path / "tokens.npz")
+    check_reviews(load_data(tmp_path / "tokens.npz"))
+
+    def load_dataset(name: str, split: str) -> Any:
+        assert name == "someone/reviews"
+        rows = pq.read_table(table)
+        chosen = rows.filter(pa.array([s == split for s in rows["split"].to_pylist()])).drop(["split"])
+        return types.SimpleNamespace(data=types.SimpleNamespace(table=chosen))
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    check_reviews(load_data("someone/reviews", tokenizer=tokenizer))
+
+
+def test_long_texts_are_cut(tokenizer: Path, tmp_path: Path) -> None:
+    table = write_reviews(tmp_path / "reviews.parquet", both(REVIEWS))
+    assert load_data(table, tokenizer=tokenizer, length=5).train.tokens.shape == (4, 5)
+
+
+def some_images(n: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.integers(256, size=(n, 3, 32, 32), dtype=np.uint8), np.arange(n) % 10
+
+
+def test_cifar_from_a_folder_and_a_table(tmp_path: Path) -> None:
+    pixels, labels = some_images(20)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name, part in (("data_batch_1", slice(6)), ("data_batch_2", slice(6, 14)), ("test_batch", slice(14, 20))):
+        content = {b"data": pixels[part].reshape(-1, 3072), b"labels": labels[part].tolist()}
+        (folder / name).write_bytes(pickle.dumps(content))
+    rows = []
+    for i in range(20):
+        file = io.BytesIO()
+        Image.fromarray(pixels[i].transpose(1, 2, 0)).save(file, "PNG")
+        rows.append({"image": file.getvalue(), "label": int(labels[i]), "split": "train" if i < 14 else "test"})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "cifar.parquet")
+    for place in (folder, tmp_path / "cifar.parquet"):
+        data = load_data(place, size=48)
+        assert isinstance(data.train, Images)
+        assert np.array_equal(data.train.pixels.numpy(), pixels[:14])
+        assert np.array_equal(data.test.labels.numpy(), labels[14:])
+        assert data.classes == 10
+        (x,) = data.train.take(torch.arange(14))
+        assert x.shape == (14, 3, 48, 48)
+        (unscaled,) = load_data(place, size=32).train.take(torch.arange(14))
+        assert unscaled.mean().abs() < 1e-5
+        assert (unscaled.std() - 1).abs() < 1e-2
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, ("false",)
+
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / name).write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(AttsvmError, match="hold arrays alone"):
+        load_data(tmp_path)
+
+
+def test_shifts_move_pixels_and_make_none() -> None:
+    data = tiny_images(30, 5)
+    torch.manual_seed(0)
+    (moved,) = data.train.take(torch.arange(30), training=True)
+    (still,) = data.train.take(torch.arange(30))
+    assert moved.shape == still.shape
+    assert not torch.equal(moved, still)
+    for a, b in zip(moved, still):  # the middle survives, mirrored or not, wherever it went
+        inside = a[:, 2:-2, 2:-2].flatten()
+        assert torch.isin(inside, b.flatten()).all()
+
+
+def test_synthetic_reviews_have_one_word_that_decides() -> None:
+    data = synthetic_sentiment(50, 20)
+    for split in (data.train, data.test):
+        assert ((split.tokens >= PIVOTS).sum(1) == 1).all()
+        assert (split.tokens[:, 0] == 1).all()
+        word = split.tokens.max(1).values
+        assert torch.equal(word < PIVOTS + 6, split.labels.bool())
+
+
+def fit_command(*arguments: str, out: Path) -> Any:
+    small = "layers=1 width=8 hidden=8 length=32 lr=1e-3 epochs=1"
+    options = [part for pair in small.split() for part in f"--{pair}".split("=")]
+    return CliRunner().invoke(app, ["fit", *options, "--quiet", *arguments, "--out", str(out)])
+
+
+def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None:
+    good = write_reviews(tmp_path / "good.parquet", both(REVIEWS))
+    wrong = write_reviews(tmp_path / "wrong.parquet", [*both(REVIEWS), ("so so", -1, "train")])
+    one = write_reviews(tmp_path / "one.parquet", [(text, label, "train") for text, label in REVIEWS])
+    words = write_reviews(tmp_path / "words.parquet", [(t, "good", s) for t, _, s in both(REVIEWS)])
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    (tmp_path / "text.parquet").write_text("not a table")
+    (tmp_path / "empty").mkdir()
+    torch_file = tmp_path / "other.npz"
+    np.savez(torch_file, a=np.zeros(3))
+    found = ["--tokenizer", str(tokenizer)]
+    cases = [
+        (["--data", str(good)], "texts need a tokenizer"),
+        (["--data", str(good), "--tokenizer", str(tmp_path / "no.json")], "is not a file"),
+        (["--data", str(good), "--tokenizer", str(broken)], "not a readable tokenizer.json"),
+        (["--data", str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
+        (["--data", str(words), *found], "labels must be 0 or 1, but the column holds"),
+        (["--data", str(one), *found], "no row whose split is 'test'"),
+        (["--data", str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
+        (["--data", str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
+        (["--data", str(tmp_path / "none.parquet"), *found], "is not a file"),
+        (["--data", str(torch_file)], "must be a token file"),
+        (["--data", "synthetic", "--p", "1"], "p must be above 1"),
+        (["--data", "synthetic", "--heads", "3"], "width must be a multiple of heads"),
+    ]
+    if not torch.cuda.is_available():
+        cases.append((["--data", "synthetic", "--device", "cuda"], "not available here; use --device cpu"))
+    for arguments, message in cases:
+        with pytest.raises(AttsvmError, match=message):
+            raise fit_command(*arguments, out=tmp_path / "run").exception
+    empty = Texts(torch.zeros(0, 1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), torch.zeros(0).long())
+    with pytest.raises(AttsvmError, match="the test split must have rows"):
+        Data(load_data(good, tokenizer=tokenizer).train, empty, classes=2)
+
+
+def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
+    table = write_reviews(tmp_path / "good.parquet", both(REVIEWS))
+    tokens = ["tokens", "--data", str(table), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "tokens.npz")]
+    assert "4 train and 4 test texts" in CliRunner().invoke(app, tokens).output
+    done = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "mirror-adam", out=tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert "1 epochs (all epochs done)" in done.output
+    metrics = pq.read_table(tmp_path / "run" / "metrics.parquet")
+    assert metrics["epoch"].to_pylist() == [1]
+    assert 0 <= metrics["test_accuracy"][0].as_py() <= 1
+    other = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "adamw", out=tmp_path / "run")
+    assert "checkpoint of another run" in str(other.exception)
+    seen = fit_command("--data", "tiny-images", "--heads", "2", out=tmp_path / "images")
+    assert seen.exit_code == 0, seen.output
+    lost = fit_command(
+        "--data", "synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost"
+    )
+    with pytest.raises(AttsvmError, match="diverged in epoch 1: take a smaller --lr than 1e"):
+        raise lost.exception
