@@ -54,6 +54,7 @@ def gradient_flow(
         raise AttsvmError(f"start must have shape (d,) or (B, d) = {(data.B, data.d)}, but got {tuple(p.shape)}.")
     p = p.expand(data.B, data.d).clone()
     step = torch.full((data.B,), 1e-3, dtype=torch.float64, device=p.device)
+    tangent = -problem.direction(p)[0]
     path, running = [p], torch.ones(data.B, dtype=torch.bool, device=p.device)
     stuck = torch.zeros_like(running)
     for _ in range(as_count("max_steps", max_steps)):
@@ -62,9 +63,11 @@ def gradient_flow(
             break
         which = running.nonzero()[:, 0]
         part, at, length = problem.take(which), p[which], step[which]
-        whole, fine = _backward_euler(part, at, length)
-        middle, first = _backward_euler(part, at, length / 2)
-        end, second = _backward_euler(part, middle, length / 2)
+        # The curve goes on as it came: far out N itself is no such guess, it turns by 1 where p moves by 1 aside.
+        ahead = (length / 2)[:, None] * tangent[which]
+        middle, first = _backward_euler(part, at, length / 2, at + ahead)
+        end, second = _backward_euler(part, middle, length / 2, 2 * middle - at)
+        whole, fine = _backward_euler(part, at, length, end)
         error = (end - whole).norm(dim=1) / (tol * (1 + at.norm(dim=1)))
         solved = fine & first & second & error.isfinite()
         good = solved & (error <= 1)
@@ -75,6 +78,7 @@ def gradient_flow(
         if bool(good.any()):
             p = p.clone()
             p[which[good]] = end[good]
+            tangent[which[good]] = (end - at)[good] / length[good, None]
             path.append(p)
     return Flow(torch.stack(path), p.norm(dim=1) >= norm)
 
@@ -131,11 +135,10 @@ class _Problem:
         return N, H / size[:, None, None]
 
 
-def _backward_euler(problem: _Problem, p: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """q with q = p − step·N(q), and where Newton's method found it."""
+def _backward_euler(problem: _Problem, p: Tensor, step: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """q with q = p − step·N(q), and where Newton's method found it from the guess."""
     eye = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
-    N, slope = problem.direction(p)
-    q = p - step[:, None] * N
+    q = guess
     scale = step + CLOSE * p.norm(dim=1)
     found = torch.zeros(len(p), dtype=torch.bool, device=p.device)
     for _ in range(NEWTON):

@@ -31,6 +31,8 @@ MODULES = (
     "md_joint_rp",
     "md_rate",
     "md_init",
+    "emb_lemma2",
+    "emb_thm5",
 )
 
 CATALOG: dict[str, Experiment] = {}
