@@ -288,3 +288,16 @@ def test_equal_scores_do_not_hide_the_other_samples() -> None:
     run = train(data, "l2", steps=4000, lr=1.0, record=("norm",))
     assert run.W.isfinite().all()
     assert (run.records["norm"][-1] > 100).all()
+
+
+@pytest.mark.parametrize("loss", ["correlation", "logistic"])
+def test_theorem_4_of_tf_as_svm_has_a_counter_example(loss: str) -> None:
+    """Equal scores, plain GD from 0, and yet the second sequence's wrong token wins (docs/papers.md)."""
+    X = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]], [[-2.0, 1.0], [0.0, 0.0]]]], dtype=torch.float64)
+    data = TokenData.cross(X, torch.ones(1, 2, 1), torch.ones(1, 2), torch.tensor([1.0, 2.1]).double())
+    run = train(data, steps=2000, lr=0.1, normalize=False, loss=loss, record=("W",))
+    assert data.optimal_tokens().flatten().tolist() == [0, 0]
+    w1, w2 = run.records["W"][:, 0, :, 0].T
+    a1, a2 = w1, w2 - 2 * w1
+    assert (a1.diff() > 0).all()
+    assert (a2 <= -1.5 * a1).all()

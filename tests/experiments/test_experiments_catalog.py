@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attsvm import AttsvmError
 from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
-from attsvm.experiments import CATALOG, Experiment, catalog, find
+from attsvm.experiments import CATALOG, Check, Experiment, catalog, find, fine, verdict_line
 from attsvm.experiments.catalog import MODULES
 
 
@@ -70,3 +70,13 @@ def test_command_line(app: typer.Typer, tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "md-fig2.pdf").is_file()
     for wrong in (["reproduce"], ["reproduce", "nothing"], ["report", str(tmp_path / "figures")]):
         assert isinstance(runner.invoke(app, wrong).exception, AttsvmError)
+
+
+def test_a_check_may_fail_only_where_the_paper_errs() -> None:
+    good, bad = Check("a", "", "", True, why="never read"), Check("b", "", "", False)
+    errs = Check("c", "", "", False, why="a counter-example is in d")
+    assert fine([good, errs])
+    assert not fine([good, errs, bad])
+    assert verdict_line([good]) == "all 1 checks passed"
+    assert "the paper errs: c" in verdict_line([good, errs])
+    assert "2 of 3 checks failed: b; c" in verdict_line([good, errs, bad])

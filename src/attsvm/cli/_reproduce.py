@@ -80,23 +80,23 @@ def _list(experiments: list[Experiment]) -> None:
 
 
 def _judge(experiments: list[Experiment], out: Path) -> bool:
-    """Print what came of every experiment; did all checks pass?"""
-    from attsvm.experiments import verdict_line
+    """Print what came of every experiment; did all checks pass, but where the paper errs?"""
+    from attsvm.experiments import fine, verdict_line
     from attsvm.experiments._store import read_stored
 
     table = Table("experiment", "seconds", "verdict")
-    fine = True
+    good = True
     for experiment in experiments:
         stored = read_stored(out, experiment)
         assert stored is not None  # it was just written
         rows = stored.rows()
         found = experiment.checks(rows)
-        fine = fine and all(check.passed for check in found)
+        good = good and fine(found)
         table.add_row(experiment.id, f"{sum(cell['seconds'].sum() for _, cell in rows):.1f}", verdict_line(found))
     output = console()
     output.print(table)
     output.print(f"rows are in {out}; attsvm report {out} writes them up", highlight=False)
-    return fine
+    return good
 
 
 def _cores() -> int:

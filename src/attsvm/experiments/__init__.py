@@ -1,6 +1,6 @@
 """Every figure and theorem of the papers as an experiment: a grid, a function that makes rows, and checks of them."""
 
-from attsvm.experiments._checks import Check, at_least, at_most, verdict_line
+from attsvm.experiments._checks import Check, at_least, at_most, fine, verdict_line
 from attsvm.experiments._experiment import Batch, Columns, Experiment, Params, Rows
 from attsvm.experiments.catalog import CATALOG, find
 
@@ -15,5 +15,6 @@ __all__ = [
     "at_least",
     "at_most",
     "find",
+    "fine",
     "verdict_line",
 ]

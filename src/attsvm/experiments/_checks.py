@@ -7,27 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """`name` says what must hold, `paper` what the paper says of it, `ours` what came out."""
+    """`name` says what must hold, `paper` what the paper says of it, `ours` what came out.
+
+    `why` says why it cannot hold, where the paper errs; the evidence is in checks beside it.
+    """
 
     name: str
     paper: str
     ours: str
     passed: bool
     note: str = ""
+    why: str = ""
 
     def __post_init__(self) -> None:
         # numpy's booleans are no booleans to json and to templates
         object.__setattr__(self, "passed", bool(self.passed))
 
 
-def at_most(name: str, value: float, bound: float, paper: str, note: str = "") -> Check:
+def at_most(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
     """value ≤ bound; a value that is not a number fails."""
-    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value <= bound, note)
+    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value <= bound, note, why)
 
 
-def at_least(name: str, value: float, bound: float, paper: str, note: str = "") -> Check:
+def at_least(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
     """value ≥ bound; a value that is not a number fails."""
-    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value >= bound, note)
+    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value >= bound, note, why)
 
 
 def number(value: float) -> str:
@@ -37,9 +41,17 @@ def number(value: float) -> str:
     return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 
+def fine(checks: list[Check]) -> bool:
+    """Has every check passed, or failed where the paper errs?"""
+    return all(check.passed or check.why for check in checks)
+
+
 def verdict_line(checks: list[Check]) -> str:
     """One line for a table of contents."""
-    failed = [check.name for check in checks if not check.passed]
-    if not failed:
-        return f"all {len(checks)} checks passed"
-    return f"{len(failed)} of {len(checks)} checks failed: {'; '.join(failed)}"
+    failed = [check.name for check in checks if not check.passed and not check.why]
+    explained = [check.name for check in checks if not check.passed and check.why]
+    if failed:
+        return f"{len(failed) + len(explained)} of {len(checks)} checks failed: {'; '.join(failed + explained)}"
+    if explained:
+        return f"{len(checks) - len(explained)} of {len(checks)} checks passed; the paper errs: {'; '.join(explained)}"
+    return f"all {len(checks)} checks passed"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attsvm.errors import AttsvmError
-from attsvm.experiments import CATALOG, Check, Experiment, verdict_line
+from attsvm.experiments import CATALOG, Check, Experiment, fine, verdict_line
 from attsvm.experiments._store import read_provenance, read_stored
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class Section:
     @property
     def passed(self) -> bool:
         return self.complete and all(check.passed for check in self.checks)
+
+    @property
+    def explained(self) -> bool:
+        """Has nothing failed but where the paper errs?"""
+        return self.complete and not self.passed and fine(self.checks)
 
     @property
     def verdict(self) -> str:

@@ -36,6 +36,7 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         sections=sections,
         version=__version__,
         passed=sum(section.passed for section in sections),
+        explained=sum(section.explained for section in sections),
         checks=sum(len(section.checks) for section in sections),
         checks_passed=sum(check.passed for section in sections for check in section.checks),
         # Two figures of the same rows took their time once.
