@@ -72,11 +72,11 @@ def test_command_line(app: typer.Typer, tmp_path: Path) -> None:
         assert isinstance(runner.invoke(app, wrong).exception, AttsvmError)
 
 
-def test_a_check_may_fail_only_where_the_paper_errs() -> None:
+def test_a_check_may_fail_only_for_a_reason() -> None:
     good, bad = Check("a", "", "", True, why="never read"), Check("b", "", "", False)
     errs = Check("c", "", "", False, why="a counter-example is in d")
     assert fine([good, errs])
     assert not fine([good, errs, bad])
     assert verdict_line([good]) == "all 1 checks passed"
-    assert "the paper errs: c" in verdict_line([good, errs])
+    assert "explained: c" in verdict_line([good, errs])
     assert "2 of 3 checks failed: b; c" in verdict_line([good, errs, bad])

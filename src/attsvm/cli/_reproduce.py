@@ -80,7 +80,7 @@ def _list(experiments: list[Experiment]) -> None:
 
 
 def _judge(experiments: list[Experiment], out: Path) -> bool:
-    """Print what came of every experiment; did all checks pass, but where the paper errs?"""
+    """Print what came of every experiment; did all checks pass, or fail for a reason that is given?"""
     from attsvm.experiments import fine, verdict_line
     from attsvm.experiments._store import read_stored
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Check:
     """`name` says what must hold, `paper` what the paper says of it, `ours` what came out.
 
-    `why` says why it cannot hold, where the paper errs; the evidence is in checks beside it.
+    `why` explains a failure that is the paper's; the evidence is in checks beside it.
     """
 
     name: str
@@ -42,7 +42,7 @@ def number(value: float) -> str:
 
 
 def fine(checks: list[Check]) -> bool:
-    """Has every check passed, or failed where the paper errs?"""
+    """Has every check passed, or a failure that is explained?"""
     return all(check.passed or check.why for check in checks)
 
 
@@ -53,5 +53,5 @@ def verdict_line(checks: list[Check]) -> str:
     if failed:
         return f"{len(failed) + len(explained)} of {len(checks)} checks failed: {'; '.join(failed + explained)}"
     if explained:
-        return f"{len(checks) - len(explained)} of {len(checks)} checks passed; the paper errs: {'; '.join(explained)}"
+        return f"{len(checks) - len(explained)} of {len(checks)} checks passed; explained: {'; '.join(explained)}"
     return f"all {len(checks)} checks passed"
