@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
 	@touch $@
 
-demo: $(STAMP)  ## train in three geometries, solve the SVMs, compare; pictures go to demo/
-	$(BIN)/attsvm demo --out demo
+demo: $(STAMP)  ## reproduce some figures of the papers on few trials; the report is demo/report.html
+	$(BIN)/attsvm reproduce svm-fig1 svm-fig5 svm-fig7 svm-rp md-fig2 md-fig3 md-fig4 emb-thm5 --quick --out demo/runs
+	$(BIN)/attsvm report demo/runs --out demo/report.html --open
 
 test: $(STAMP)  ## lint, type check and run the tests
 	$(MAKE) --no-print-directory lint

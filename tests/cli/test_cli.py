@@ -162,7 +162,7 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "attsvm data" not in run("--version", cwd=tmp_path).stdout
     assert attsvm.__version__ in run("--version", cwd=tmp_path).stdout
     text = run("--help", cwd=tmp_path).stdout
-    for command in ("data", "solve", "demo"):
+    for command in ("data", "solve", "train", "verdict", "reproduce", "report"):
         assert command in text
     for command in ("sphere", "orthonormal", "example1", "example2", "figure1"):
         assert command in run("data", "--help", cwd=tmp_path).stdout
@@ -172,13 +172,6 @@ def test_help_and_version(tmp_path: Path) -> None:
 def test_every_data_set_can_be_solved(tmp_path: Path, name: str) -> None:
     run("data", name, "--out", "data.safetensors", cwd=tmp_path)
     assert "solved" in run("solve", "data.safetensors", "--norm", "l3", cwd=tmp_path).stdout
-
-
-def test_demo_draws_its_pictures(tmp_path: Path) -> None:
-    result = run("demo", "--out", "pictures", "--trials", "5", cwd=tmp_path)
-    assert "distance to l1.75 SVM" in result.stdout
-    for name in ("training.png", "support_tokens.png", "example1.png"):
-        assert (tmp_path / "pictures" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_importing_attsvm_needs_only_torch_and_numpy() -> None:

@@ -10,7 +10,6 @@ import typer
 
 from attsvm._version import __version__
 from attsvm.cli._data import app as data_app
-from attsvm.cli._demo import demo
 from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
 from attsvm.cli._solve import solve_command
@@ -36,7 +35,6 @@ app.command("train")(train_command)
 app.command("verdict")(verdict_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
-app.command("demo")(demo)
 
 
 def _version(value: bool) -> None:

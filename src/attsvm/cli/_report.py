@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +17,7 @@ def report_command(
     runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The report, one HTML file that opens offline.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures as PDF and SVG.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser, where there is a display.")] = False,
 ) -> None:
     """Write the figures, checks and provenance of all experiments in a folder into one page."""
     from attsvm.report import export_figures, gather, write_report
@@ -25,3 +29,10 @@ def report_command(
     if figures is not None:
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}", highlight=False)
+    if show and _has_display():
+        webbrowser.open(out.resolve().as_uri())
+
+
+def _has_display() -> bool:
+    """Without one, Python would open a browser inside the terminal."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -75,14 +75,16 @@ def dots(ax: Axes, x: np.ndarray, y: np.ndarray, look: Series, label: str | None
     ax.scatter(x, y, s=8, marker=look.marker, color=look.colour, alpha=0.45, lw=0, label=label, rasterized=len(x) > 300)
 
 
-def bars(ax: Axes, groups: list[Any], shares: dict[str, list[float]], ylabel: str = "") -> None:
-    """Bars side by side for every group, with hatches for grey print."""
+def bars(ax: Axes, groups: list[Any], shares: dict[str, list[float]], trials: int, ylabel: str = "") -> None:
+    """Bars of percentages side by side for every group, with their standard error, and hatches for grey print."""
     width = 0.8 / len(shares)
     colours, hatches = (VERMILION, BLUE, SKY, GREEN), ("", "//", "..", "xx")
     for k, (label, heights) in enumerate(shares.items()):
         position = np.arange(len(groups)) + (k - (len(shares) - 1) / 2) * width
-        error = None
-        ax.bar(position, heights, width, color=colours[k], hatch=hatches[k], edgecolor="white", label=label, yerr=error)
+        share = np.asarray(heights) / 100
+        look: dict[str, Any] = {"color": colours[k], "hatch": hatches[k], "edgecolor": "white", "label": label}
+        error = 100 * np.sqrt(share * (1 - share) / trials)
+        ax.bar(position, heights, width, yerr=error, error_kw={"elinewidth": 0.8}, **look)
     ax.set(xticks=range(len(groups)), xticklabels=[str(group) for group in groups], ylabel=ylabel)
 
 

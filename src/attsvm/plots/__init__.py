@@ -2,7 +2,6 @@
 
 from attsvm.plots._common import save_figure
 from attsvm.plots._separation import separation_figure
-from attsvm.plots._support import support_figure
 from attsvm.plots._training import direction_figure, weight_figure
 
-__all__ = ["direction_figure", "save_figure", "separation_figure", "support_figure", "weight_figure"]
+__all__ = ["direction_figure", "save_figure", "separation_figure", "weight_figure"]

@@ -48,14 +48,15 @@ def figure(rows: Rows) -> Figure:
         for ax, q in zip(row, P):
             steps = cell[f"steps_path{q}"][0, 1:]  # W(0) = 0 has no direction
             for look, p in zip(SERIES, P):
-                band(ax, steps, cell[f"svm{p}_path{q}"][:, 1:], look, f"to the ℓ{p} solution")
+                spread = "std" if schedule == "constant" else "quantiles"
+                band(ax, steps, cell[f"svm{p}_path{q}"][:, 1:], look, f"to the ℓ{p} solution", spread=spread)
             ax.set(xscale="log", title=f"ℓ{q} path, {'η = 0.1' if schedule == 'constant' else 'growing steps'}")
             if schedule == "growing":
                 ax.set(yscale="log", ylim=(1e-8, 1), xlabel="iteration")
             else:
                 ax.set(ylim=(0, None))
         row[0].set_ylabel("directional Bregman divergence")
-    figure.suptitle("Mean and standard deviation over trials")
+    figure.suptitle("Mean and standard deviation over trials; below, median and 10% to 90%")
     return finish(figure, axes[0] + axes[1])
 
 

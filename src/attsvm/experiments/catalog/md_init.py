@@ -9,7 +9,7 @@ from attsvm.diagnostics import directional_bregman, is_globally_optimal, is_loca
 from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.experiments._arrays import array, curves, limit, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS, NEAR = 2000, 0.01
@@ -41,10 +41,17 @@ def figure(rows: Rows) -> Figure:
     for look, p in zip(SERIES, rows.values("p")):
         cells = [rows.where(p=p, scale=scale) for scale in scales]
         style = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 4.5, "label": f"p = {p}"}
-        axes[0][0].plot(x, [cell["is_global"].mean() for cell in cells], **style)
-        axes[0][1].plot(x, [np.median(cell["steps_to_near"]) for cell in cells], **style)
-        axes[0][2].plot(x, [np.nanmedian(cell["divergence"]) for cell in cells], **style)
-    titles = ("optimal tokens chosen (share)", f"steps to divergence {NEAR} (median)", "final divergence (median)")
+        share = np.array([cell["is_global"].mean() for cell in cells])
+        axes[0][0].errorbar(x, share, np.sqrt(share * (1 - share) / len(cells[0])), elinewidth=0.8, **style)
+        for ax, column in zip(axes[0][1:], ("steps_to_near", "divergence")):
+            band(
+                ax, x, np.stack([cell[column] for cell in cells], 1), look, f"p = {p}", spread="quantiles", markers=True
+            )
+    titles = (
+        "optimal tokens chosen (share, s.e.)",
+        f"steps to divergence {NEAR} (median)",
+        "final divergence (median)",
+    )
     for ax, title in zip(axes[0], titles):
         ax.set(xscale="log", xlabel="scale of W(0); leftmost: 0", title=title)
     axes[0][1].set(yscale="log")

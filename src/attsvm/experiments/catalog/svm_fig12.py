@@ -49,8 +49,8 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].plot(taus, taus, color="black", ls=":", label="τ")
     axes[0][1].set(xlabel="τ", ylabel="number of selected tokens", title="(b) against τ", ylim=(0, None))
     counts = list(range(1, 11))
-    shares = {f"τ = {t}": [float((rows.where(τ=t)["selected"] == k).mean()) for k in counts] for t in taus}
-    bars(axes[0][2], counts, shares, "share of trials")
+    shares = {f"τ = {t}": [100 * float((rows.where(τ=t)["selected"] == k).mean()) for k in counts] for t in taus}
+    bars(axes[0][2], counts, shares, len(rows.where(τ=taus[0])), "% of trials")
     axes[0][2].set(xlabel="number of selected tokens", title="(c) distribution")
     return finish(figure, axes[0])
 

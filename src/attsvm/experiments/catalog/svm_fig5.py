@@ -47,7 +47,7 @@ def draw(ax: Axes, rows: Rows, with_b1: bool) -> None:
     heights = {name: [by_d[d][name] for d in by_d] for name in ("global", "local (with global)", "not local")}
     if with_b1:
         heights["Assumption B.1"] = [100 * float(rows.where(d=d)["b1"].mean()) for d in by_d]
-    bars(ax, list(by_d), heights, "% of trials")
+    bars(ax, list(by_d), heights, len(rows.where(d=next(iter(by_d)))), "% of trials")
     ax.set(xlabel="d", ylim=(0, 105))
 
 

@@ -58,7 +58,9 @@ def figure(rows: Rows) -> Figure:
         middle = [np.nanmedian(all_values[selected == k]) if np.isfinite(all_values[selected == k]).any() else np.nan
                   for k in counts]  # fmt: skip
         axes[0][2].plot(counts, middle, color=look.colour, ls=look.line, marker=look.marker, label=label)
-    axes[0][1].set(yscale="log", xlabel="λ", ylabel="1 − corr (median)", title="(b) some tokens selected, not all")
+    axes[0][1].set(
+        yscale="log", ylim=(1e-5, 2), xlabel="λ", ylabel="1 − corr (median)", title="(b) some tokens selected, not all"
+    )
     axes[0][2].set(yscale="log", ylim=(1e-5, 2), xlabel="number of selected tokens", title="(c) by their number")
     return finish(figure, axes[0])
 
