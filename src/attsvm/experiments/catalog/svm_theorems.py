@@ -19,7 +19,9 @@ from attsvm.geometry import Frobenius
 
 STEPS = 3000
 LOGITS, LEAN, LOCAL_LR = 1000.0, 0.1, 1.0
-"""A start near a local solution: its margin in logits, how far it leans relative to that margin, and its step."""
+"""A start near a local solution: its margin in logits, how far it leans relative to that margin, and its step; the
+first two relative to the gap behind the support tokens."""
+SUPPORT = 1e-6
 FEASIBLE = "Theorem 8: d ≥ max(T − 1, n)", "Theorem 8 fails: d < T − 1"
 DIVERGES = "Theorem 3: equal scores"
 ONE = "Theorem 4: equal scores, one sequence, any start"
@@ -59,6 +61,13 @@ def _nudged(data: TokenData, trials: range) -> TokenData:
     X = data.X.clone()
     X[..., 0] += torch.where(best, 0.0, -1e-3 * noise.to(data.X)) * data.Y
     return TokenData.cross(X, data.Z, data.Y, data.head)
+
+
+def _gap(data: TokenData, tokens: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
+    """By how much the other tokens' margins exceed that of the support tokens, at most 1 (B,)."""
+    logits = data.logits(W)
+    margin = logits.gather(-1, tokens[..., None]) - logits
+    return (margin - 1).masked_fill(margin < 1 + SUPPORT, 1.0).amin((1, 2, 3)).clamp(max=1.0)
 
 
 def _counter_example(trials: range) -> TokenData:
@@ -115,8 +124,9 @@ def run(params: Params, trials: range, device: str) -> Columns:
         start = limit(data, tokens, "l2")
         applies = array(is_locally_optimal(data, tokens, start))
         noise = Gaussian(1.0, seed=2, trials=trials).draw(data.B, {"W": (data.d, data.e)})["W"].to(data.X)
-        # ⟨a zᵀ, W⟩ ≥ 1 and rows of length at most 2: a noise of Frobenius norm LEAN keeps the tokens.
-        init = {"W": LOGITS * (start.W.nan_to_num(nan=1.0) + LEAN * Frobenius().unit(noise))}
+        # The cone of the theorem is as narrow as the tokens that are no support tokens lie close behind those.
+        gap = _gap(data, tokens, start.W)[:, None, None]
+        init = {"W": LOGITS / gap * (start.W.nan_to_num(nan=1.0) + LEAN * gap * Frobenius().unit(noise))}
         lr = LOCAL_LR
     result = train(data, "l2", steps=STEPS, lr=lr, init=init, record=())
     solution = limit(data, tokens, "l2")
@@ -196,7 +206,7 @@ def checks(rows: Rows) -> list[Check]:
         share("Assumption C: W = 0 leads to the optimal tokens", FIRST, "Theorem 6: global direction"),
         differs("without Assumption C: not always", FIRST, False, "outside the theorem"),
         share("a start near a locally optimal solution stays with its tokens", LOCAL, "Theorem 7, for ‖W(0)‖ ≥ R"),
-        at_most("near start: median of 1 − corr over that of the start", float(np.median(ratio)), 0.5, "Theorem 7"),
+        at_most("near start: largest 1 − corr over that of the start", float(np.max(ratio)), 0.99, "Theorem 7"),
     ]
 
 
@@ -214,9 +224,10 @@ EXPERIMENT = Experiment(
     quick=40,
     batch=250,
     cost=lambda params: 0.01,
-    version=2,
+    version=3,
     remark="The paper has no experiment on these. n = 4 or 1, T = d = 5, score gap ≥ 0.1; starts of Theorems 4 and 5 "
-    "are Gaussian with standard deviation 1; that of Theorem 7 is the local solution at a margin of 1,000 logits with "
-    "a noise of a tenth of it. Normalised steps, η = 0.1 (1 from the local start), but for plain GD in Theorem 3 and "
+    "are Gaussian with standard deviation 1; that of Theorem 7 is the local solution, so large that the "
+    "nearest token behind the support tokens is 1,000 logits behind, with a noise of a tenth of that. Normalised "
+    "steps, η = 0.1 (1 from the local start), but for plain GD in Theorem 3 and "
     "in the counter-example.",
 )
