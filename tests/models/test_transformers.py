@@ -69,6 +69,17 @@ def test_a_block_is_the_formula() -> None:
     torch.testing.assert_close(model(tokens, lengths)[0], model.head.weight @ x[0])
 
 
+@pytest.mark.parametrize("places", [{"attention_dropout": 0.5}, {"embedding_dropout": 0.5}, {"dropout": 0.5}])
+def test_dropout_is_where_it_is_asked_for(places: dict[str, float]) -> None:
+    model = text_model(**({"dropout": 0.0} | places)).train()
+    tokens, lengths = torch.arange(24).view(2, 12), torch.tensor([12, 5])
+    torch.manual_seed(0)
+    drawn = [model(tokens, lengths) for _ in range(2)]
+    assert not torch.allclose(*drawn)
+    still = text_model(dropout=0.0).train()
+    torch.testing.assert_close(still(tokens, lengths), model.eval()(tokens, lengths))
+
+
 def test_the_paper_s_sizes() -> None:
     with torch.device("meta"):
         text, image = TextTransformer(), ViT()

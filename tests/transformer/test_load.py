@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from attsvm import AttsvmError
 from attsvm.cli._transformer import app
-from attsvm.transformer import Data, Images, Texts, load_data, save_tokens, synthetic_sentiment, tiny_images
+from attsvm.transformer import Data, Images, Texts, load_data, save_data, synthetic_sentiment, tiny_images
 from attsvm.transformer._synthetic import PIVOTS, WORDS
 
 REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1), ("awful ending", 0)]
@@ -73,7 +73,7 @@ def test_reviews_from_a_table_a_folder_tokens_and_a_name(tokenizer: Path, tmp_pa
             file.write_text(text)
     check_reviews(load_data(tmp_path / "aclImdb", tokenizer=tokenizer / "tokenizer.json"))
 
-    save_tokens(load_data(table, tokenizer=tokenizer), tmp_path / "tokens.npz")
+    save_data(load_data(table, tokenizer=tokenizer), tmp_path / "tokens.npz")
     check_reviews(load_data(tmp_path / "tokens.npz"))
 
     def load_dataset(name: str, split: str) -> Any:
@@ -117,6 +117,9 @@ def test_cifar_from_a_folder_and_a_table(tmp_path: Path) -> None:
         assert data.classes == 10
         (x,) = data.train.take(torch.arange(14))
         assert x.shape == (14, 3, 48, 48)
+        save_data(data, tmp_path / "pixels.npz")
+        (again,) = load_data(tmp_path / "pixels.npz").train.take(torch.arange(14))
+        assert torch.equal(again, x)
         (unscaled,) = load_data(place, size=32).train.take(torch.arange(14))
         assert unscaled.mean().abs() < 1e-5
         assert (unscaled.std() - 1).abs() < 1e-2
@@ -182,7 +185,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["--data", str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
         (["--data", str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
         (["--data", str(tmp_path / "none.parquet"), *found], "is not a file"),
-        (["--data", str(torch_file)], "must be a token file"),
+        (["--data", str(torch_file)], "must be a data file"),
         (["--data", "synthetic", "--p", "1"], "p must be above 1"),
         (["--data", "synthetic", "--heads", "3"], "width must be a multiple of heads"),
     ]

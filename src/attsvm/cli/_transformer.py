@@ -151,10 +151,10 @@ def tokens_command(
     length: LengthOption = 512,
 ) -> None:
     """Tokenize reviews once, into a compact file that transformer fit reads where no tokenizer is installed."""
-    from attsvm.transformer import load_data, save_tokens
+    from attsvm.transformer import load_data, save_data
 
     loaded = load_data(data, tokenizer=tokenizer, length=length)
-    save_tokens(loaded, out)
+    save_data(loaded, out)
     console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test texts", highlight=False)
 
 

@@ -17,7 +17,7 @@ class TextTransformer(nn.Module):
     r"""Classify token sequences by the last representation of their first token.
 
     .. math::
-       x^0_t = \mathrm{dropout}(E_{s_t} + P_t), \qquad
+       x^0_t = E_{s_t} + P_t, \qquad
        \tilde x^l = \mathrm{norm}(x^{l-1} + \mathrm{dropout}(\mathrm{attention}(x^{l-1}))), \qquad
        x^l = \mathrm{norm}(\tilde x^l + \mathrm{dropout}(W_2\, \mathrm{relu}(W_1 \tilde x^l))), \qquad
        \mathrm{logits} = W x^L_1
@@ -31,7 +31,9 @@ class TextTransformer(nn.Module):
         width, hidden: of a token's representation, and inside the feed-forward part.
         layers: number of layers.
         heads: attention heads a layer; as many as layers if not given, as in the paper.
-        dropout: after the embedding and every sub-layer.
+        dropout: of every sub-layer's output, and of the attention weights.
+        attention_dropout: of the attention weights alone, if another one is wanted there.
+        embedding_dropout: of the embedding.
         classes: number of logits.
 
     Example:
@@ -54,6 +56,8 @@ class TextTransformer(nn.Module):
         layers: int = 3,
         heads: int | None = None,
         dropout: float = 0.2,
+        attention_dropout: float | None = None,
+        embedding_dropout: float = 0.0,
         classes: int = 2,
     ) -> None:
         super().__init__()
@@ -62,8 +66,9 @@ class TextTransformer(nn.Module):
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(embedding_dropout)
+        of_weights = dropout if attention_dropout is None else attention_dropout
+        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout, of_weights) for _ in range(layers))
         self.head = nn.Linear(width, classes, bias=False)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -89,9 +94,9 @@ class TextTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, hidden: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.attention_dropout = heads, attention_dropout
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.attention_norm = nn.LayerNorm(width, bias=False)
@@ -111,7 +116,8 @@ class _Block(nn.Module):
             q = F.linear(x[:, :queries], self.qkv.weight[:width])
             k, v = F.linear(x, self.qkv.weight[width:]).chunk(2, -1)
         q, k, v = (split_heads(part, self.heads) for part in (q, k, v))
-        y = self.out(join_heads(attend(q, k, v, may_attend, maps)))
+        dropout = self.attention_dropout if self.training else 0.0
+        y = self.out(join_heads(attend(q, k, v, may_attend, maps, dropout=dropout)))
         # Under autocast norms give float32: between the layers the precision of the matrix products is enough.
         dtype = y.dtype
         x = self.attention_norm(x[:, :queries].to(dtype) + self.dropout(y)).to(dtype)

@@ -3,7 +3,9 @@
 from attsvm.transformer._data import Data, Images, Texts
 from attsvm.transformer._evaluate import evaluate, write_metrics
 from attsvm.transformer._fit import Fitted, Progress, fit
-from attsvm.transformer._load import load_data, save_tokens
+from attsvm.transformer._load import load_data, save_data
+from attsvm.transformer._measure import attention_weights, class_attention, pruned, pruning_curve, weight_summary
+from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
 from attsvm.transformer._settings import OPTIMIZERS, Settings, make_model, make_optimizer
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
@@ -12,16 +14,25 @@ __all__ = [
     "Data",
     "Fitted",
     "Images",
+    "Probes",
     "Progress",
     "Settings",
     "Texts",
+    "attention_weights",
+    "class_attention",
+    "encode_probes",
     "evaluate",
     "fit",
     "load_data",
+    "load_probes",
     "make_model",
     "make_optimizer",
-    "save_tokens",
+    "pivotal_reviews",
+    "pruned",
+    "pruning_curve",
+    "save_data",
     "synthetic_sentiment",
     "tiny_images",
+    "weight_summary",
     "write_metrics",
 ]

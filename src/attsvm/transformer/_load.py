@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
-from attsvm.transformer._data import Data, Texts, image_data
+from attsvm.transformer._data import Data, Images, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 SPLITS = ("train", "test")
-_FORMAT = "attsvm token splits 1"
+_FORMAT = "attsvm splits 1"
 
 
 def load_data(
@@ -31,7 +32,7 @@ def load_data(
 
     ==============================  ================================================================================
     "synthetic", "tiny-images"      built in
-    file.npz                        tokens as :func:`save_tokens` wrote them
+    file.npz                        tokens or pixels as :func:`save_data` wrote them
     file.parquet (.csv, .jsonl)     columns text, label and split ("train", "test"); with images the column image
     folder with train/pos, …        aclImdb as it is unpacked
     folder with data_batch_1, …     CIFAR-10, the Python version as it is unpacked
@@ -51,7 +52,7 @@ def load_data(
     if name == "tiny-images":
         return tiny_images()
     if path.suffix == ".npz":
-        return load_tokens(path)
+        return _saved(path, size)
     if path.is_dir() and (path / "train" / "pos").is_dir():
         texts = [_acl_split(path, split) for split in SPLITS]
         return _tokenized(texts, tokenizer, length)
@@ -95,34 +96,37 @@ def open_tokenizer(place: str | Path) -> Any:
         raise AttsvmError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
 
 
-def save_tokens(data: Data, path: str | Path) -> None:
-    """Texts as a compact .npz of 16-bit token numbers, that `load_data` reads without a tokenizer."""
-    if not isinstance(data.train, Texts) or not isinstance(data.test, Texts):
-        raise AttsvmError("save_tokens takes texts, but these are images.")
+def save_data(data: Data, path: str | Path) -> None:
+    """Both splits in one compact .npz that `load_data` reads without tokenizer or tables: token numbers or pixels."""
     if Path(path).suffix != ".npz":
-        raise AttsvmError(f"token files must end in .npz, but got {path}.")
-    import torch
-
+        raise AttsvmError(f"data files must end in .npz, but got {path}.")
     narrow = np.uint16 if data.vocabulary <= 2**16 else np.int32
-    arrays: dict[str, np.ndarray] = {"vocabulary": np.array([data.vocabulary])}
-    for split, texts in zip(SPLITS, (data.train, data.test)):
-        tokens, lengths = texts.tokens.cpu().numpy(), texts.lengths.numpy()
-        arrays[f"{split}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
-        arrays[f"{split}_lengths"] = lengths.astype(np.int32)
-        arrays[f"{split}_labels"] = texts.labels.cpu().numpy().astype(np.int32)
+    arrays: dict[str, np.ndarray] = {"classes": np.array([data.classes]), "vocabulary": np.array([data.vocabulary])}
+    for name, split in zip(SPLITS, (data.train, data.test)):
+        arrays[f"{name}_labels"] = split.labels.cpu().numpy().astype(np.int32)
+        if isinstance(split, Images):
+            arrays[f"{name}_pixels"] = split.pixels.cpu().numpy()
+            continue
+        tokens, lengths = split.tokens.cpu().numpy(), split.lengths.numpy()
+        arrays[f"{name}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
+        arrays[f"{name}_lengths"] = lengths.astype(np.int32)
     write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})
 
 
-def load_tokens(path: str | Path) -> Data:
-    """What `save_tokens` wrote."""
+def _saved(path: Path, size: int) -> Data:
     arrays, strings = read_arrays(path)
     if strings.get("format") != _FORMAT:
-        raise AttsvmError(f"{path} must be a token file that attsvm wrote, but it is another kind of .npz.")
+        raise AttsvmError(f"{path} must be a data file that attsvm wrote, but it is another kind of .npz.")
+    classes = int(arrays["classes"][0])
+    labels = {name: arrays[f"{name}_labels"] for name in SPLITS}
+    if "train_pixels" in arrays:
+        train, test = ((arrays[f"{name}_pixels"], labels[name]) for name in SPLITS)
+        return image_data(train, test, classes, size)
     splits = []
-    for split in SPLITS:
-        offsets = np.concatenate([[0], np.cumsum(arrays[f"{split}_lengths"], dtype=np.int64)])
-        splits.append(Texts.ragged(arrays[f"{split}_tokens"], offsets, arrays[f"{split}_labels"]))
-    return Data(splits[0], splits[1], classes=2, vocabulary=int(arrays["vocabulary"][0]))
+    for name in SPLITS:
+        offsets = np.concatenate([[0], np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)])
+        splits.append(Texts.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
+    return Data(splits[0], splits[1], classes, vocabulary=int(arrays["vocabulary"][0]))
 
 
 def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int) -> Data:

@@ -1,0 +1,230 @@
+"""The runs of real transformers behind docs/transformers.md: what is missing, computing it, and speed.
+
+    python benchmarks/run_transformers.py list
+    python benchmarks/run_transformers.py run --imdb imdb.npz --probes probes.npz --cifar10 cifar10.npz --slots 6
+    python benchmarks/run_transformers.py speed --imdb imdb.npz
+
+The .npz files are made by `attsvm transformer tokens`, `encode_probes(…).save` and `save_data`. `run` shares one device
+among several processes, stops after --seconds with a checkpoint of what is unfinished in --work, and goes on from there
+when it is called again. Finished pieces are JSON files in --results. Needs torch, numpy and safetensors only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+
+from attsvm.models import TextTransformer
+from attsvm.optim import MirrorDescent
+from attsvm.transformer import Data, Progress, Texts, load_data, load_probes, synthetic_sentiment, tiny_images
+from attsvm.transformer._pieces import Piece, missing, plan, read_piece, run_piece, write_piece
+
+RESULTS = Path(__file__).parent / "results" / "transformers"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["list", "run", "speed"])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=Path("runs/transformers"))
+    parser.add_argument("--imdb", type=Path)
+    parser.add_argument("--probes", type=Path)
+    parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--only", default="", help="regular expression on names")
+    parser.add_argument("--tiny", action="store_true", help="built-in data and small models: a rehearsal on the CPU")
+    options = parser.parse_args()
+    start = time.time()
+    {"list": list_pieces, "run": run, "speed": speed}[options.command](options, start)
+
+
+def pieces(options: argparse.Namespace) -> list[Piece]:
+    chosen = [piece for piece in plan() if re.search(options.only, piece.name)]
+    return [tiny(piece) for piece in chosen] if options.tiny else chosen
+
+
+def tiny(piece: Piece) -> Piece:
+    sizes = {"width": 24, "hidden": 24, "layers": 2} | ({"length": 32} if piece.data == "imdb" else {"heads": 2})
+    return replace(piece, settings=replace(piece.settings, sizes=sizes, compile=False, epochs=3, batch=32))
+
+
+def list_pieces(options: argparse.Namespace, start: float) -> None:
+    for piece in pieces(options):
+        found = read_piece(options.results, piece)
+        if found is None:
+            print(f"{'missing':>8}  {piece.name}")
+            continue
+        history = found["history"]
+        accuracy, epochs = history["test_accuracy"], len(history["epoch"])
+        print(f"{epochs:>8}  {piece.name}: best {max(accuracy):.4f}, last {accuracy[-1]:.4f} ({found['stopped']})")
+
+
+def run(options: argparse.Namespace, start: float) -> None:
+    options.results.mkdir(parents=True, exist_ok=True)
+    places = {"imdb": options.imdb, "cifar10": options.cifar10}
+    ready = [piece for piece in pieces(options) if options.tiny or places[piece.data] is not None]
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    for piece in missing(options.results, ready):
+        queue.put(piece)
+    deadline = start + options.seconds
+    workers = [context.Process(target=work, args=(n, options, queue, deadline)) for n in range(options.slots)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(max(1.0, deadline + 60 - time.time()))
+        if worker.is_alive():
+            print(f"worker {worker.pid} did not end in time", flush=True)
+            worker.kill()
+
+
+def work(number: int, options: argparse.Namespace, queue: Any, deadline: float) -> None:
+    """Take pieces from the queue until it is empty or time is up."""
+    torch.set_num_threads(1)
+    loaded: dict[str, Data] = {}
+    probes = None if options.probes is None else load_probes(options.probes)
+    while time.time() < deadline:
+        try:
+            piece: Piece = queue.get(timeout=2.0)
+        except Empty:
+            return
+        if piece.data not in loaded:
+            loaded[piece.data] = open_data(options, piece.data)
+        log = Log(number, piece.name)
+        result = run_piece(
+            piece,
+            loaded[piece.data],
+            probes=probes,
+            device=options.device,
+            work=options.work,
+            stop=lambda: time.time() > deadline,
+            report=log,
+        )
+        if result is not None:
+            write_piece(options.results, result)
+        log.end("not begun" if result is None else result["stopped"])
+        torch.compiler.reset()
+
+
+def open_data(options: argparse.Namespace, name: str) -> Data:
+    if options.tiny:
+        return synthetic_sentiment() if name == "imdb" else tiny_images()
+    return load_data(getattr(options, name))
+
+
+class Log:
+    """A line an epoch, and steps a second over the whole sitting."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name, self.epochs, self.steps, self.first = number, name, -1, 0, 0.0
+        self.begun = time.time()
+
+    def __call__(self, progress: Progress) -> None:
+        if self.steps == 0:
+            self.epochs, self.first = len(progress.history), time.time()
+        self.steps += 1
+        if len(progress.history) > self.epochs:
+            self.epochs = len(progress.history)
+            row = progress.history[-1]
+            self.say(f"{row['epoch']:3d} {row['train_accuracy']:.4f} {row['test_accuracy']:.4f} {row['seconds']:.2f}s")
+
+    def end(self, how: str) -> None:
+        rate = self.steps / max(1e-9, time.time() - self.first)
+        self.say(f"{how}: {self.steps} steps, {rate:.1f} a second, {self.first - self.begun:.1f}s to the first")
+
+    def say(self, text: str) -> None:
+        print(f"[{self.number}] {self.name} {text}", flush=True)
+
+
+def speed(options: argparse.Namespace, start: float) -> None:
+    """A step of size 3 at batch 100 and 512 tokens, plain and fast; and an epoch with and without length grouping."""
+    device = torch.device(options.device)
+    data = (synthetic_sentiment() if options.tiny else load_data(options.imdb)).to(device)
+    train = data.train
+    assert isinstance(train, Texts)
+    length = 24 if options.tiny else 512
+    sizes = {"vocabulary": data.vocabulary, "length": length} | ({"width": 24, "hidden": 24} if options.tiny else {})
+    longest = train.lengths.argsort(descending=True)[:100]
+    found: dict[str, Any] = {"processor": name_of(device), "torch": torch.__version__}
+    for name, (bf16, compiled, plain) in {
+        "eager float32, softmax spelled out": (False, False, True),
+        "eager float32, SDPA": (False, False, False),
+        "SDPA, bf16": (True, False, False),
+        "SDPA, bf16, compile": (True, True, False),
+    }.items():
+        step = make_step(train, sizes, device, bf16, compiled and not options.tiny, plain)
+        found[name] = 1e3 * timed(lambda step=step: step(longest, length), device, 3 if plain else 10, 10)
+        print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
+    step = make_step(train, sizes, device, True, not options.tiny, False)
+    for name, grouped in (("grouped", True), ("padded to 512", False)):
+        batches = train.batches(100, torch.Generator().manual_seed(0), grouped=grouped)
+
+        def epoch(batches: list[Any] = batches, grouped: bool = grouped) -> None:
+            for rows in batches:
+                step(rows, None if grouped else length)
+
+        found[f"epoch, {name}"] = timed(epoch, device, 1, 2)  # every width costs something when it is new
+        print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def make_step(
+    train: Texts, sizes: dict[str, Any], device: torch.device, bf16: bool, compiled: bool, plain: bool
+) -> Callable[[torch.Tensor, int | None], None]:
+    torch.manual_seed(0)
+    model = TextTransformer(**sizes).to(device)
+    optimizer = MirrorDescent(model.parameters(), lr=1e-6, p=1.1)
+    forward: Any = model
+    if plain:
+        forward = lambda tokens, lengths: model.attention(tokens, lengths)[0]  # noqa: E731
+    elif compiled:
+        forward = torch.compile(model, dynamic=True)
+
+    def step(rows: torch.Tensor, longest: int | None) -> None:
+        labels = train.labels[rows.to(device)]
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = forward(*train.take(rows, longest=longest)).float()
+        optimizer.zero_grad()
+        F.cross_entropy(logits, labels, reduction="sum").backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(call: Callable[[], None], device: torch.device, warm: int, times: int) -> float:
+    """Seconds a call."""
+    for _ in range(warm):
+        call()
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    wait(device)
+    return (time.perf_counter() - start) / times
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The runs behind the tables and figures of real data, one piece each, in the order of their worth.
+
+A piece is a training run and what is measured of its last weights; its result is one small JSON file. What is there
+already is not computed again, so the whole can be computed in short sittings and on several machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attsvm._atomic import atomic_path
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.transformer._data import Data
+from attsvm.transformer._fit import Progress, fit
+from attsvm.transformer._measure import class_attention, pruning_curve, weight_summary
+from attsvm.transformer._pivotal import Probes
+from attsvm.transformer._settings import Settings
+
+PUBLIC_LR = {1.1: {3: 8e-4, 4: 6e-4, 6: 1e-3}, 2.0: {3: 4e-4, 4: 4e-4, 6: 1e-3}, 3.0: {3: 4e-6, 4: 6e-6, 6: 1e-5}}
+"""Of the paper's public code, by p and layers; the loss is summed over batches of 100."""
+ADAM_LRS = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+VIT_EPOCHS = 60
+UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One run: `data` is "imdb" or "cifar10"."""
+
+    name: str
+    data: str
+    settings: Settings
+
+
+def plan() -> list[Piece]:
+    """All pieces, most valuable first."""
+    seeds = range(3)
+    found = [_descent(3, p, 0) for p in PUBLIC_LR]
+    found += [_adam(o, 1.1, lr) for lr in ADAM_LRS for o in ("mirror-adam", "adamw")]
+    found += [_descent(3, p, seed) for seed in seeds[1:] for p in PUBLIC_LR]
+    found += [_precise(_adam("mirror-adam", 1.1, 3e-4))]
+    found += [_adam(o, 1.1, 3e-4, seed) for seed in seeds[1:] for o in ("mirror-adam", "adamw")]
+    found += [_descent(layers, p, 0) for layers in (4, 6) for p in PUBLIC_LR]
+    found += [
+        _vit("adam", 1e-4),
+        _vit("mirror-adam", 1e-3),
+        _vit("mirror-descent", 5e-2),
+        _vit("adam", 3e-4),
+        _vit("mirror-adam", 3e-4),
+    ]
+    found += [_adam(o, 1.1, 3e-4, layers=layers) for layers in (4, 6) for o in ("mirror-adam", "adamw")]
+    found += [_adam("mirror-adam", 1.5, lr) for lr in ADAM_LRS]
+    found += [_adam(o, 1.1, lr, seed) for seed in seeds[1:] for lr in (1e-4, 1e-3) for o in ("mirror-adam", "adamw")]
+    found += [_precise(_adam("mirror-adam", 1.1, 3e-4, seed)) for seed in seeds[1:]]
+    found += [_precise(_descent(3, 1.1, 0))]
+    found += [_descent(layers, p, seed) for seed in seeds[1:] for layers in (4, 6) for p in PUBLIC_LR]
+    found += [_more_dropout(_descent(3, p, seed)) for seed in seeds for p in PUBLIC_LR]
+    return found
+
+
+def find_piece(name: str) -> Piece:
+    """A piece by its name."""
+    for piece in plan():
+        if piece.name == name:
+            return piece
+    raise AttsvmError(f"piece must be one of the plan, but got {name!r}.")
+
+
+def run_piece(
+    piece: Piece,
+    data: Data,
+    *,
+    probes: Probes | None = None,
+    device: str = "cpu",
+    work: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, Any] | None:
+    """Train and measure the last weights: their sizes, pruning, and for texts the attention of [CLS] on the probes.
+
+    If `stop` came first the result says "interrupted", and a checkpoint is in `work`; None before the first epoch ends.
+    """
+    settings = piece.settings
+    out = None if work is None else work / piece.name
+    fitted = fit(data, settings, device=device, out=out, checkpoint_seconds=math.inf, stop=stop, report=report)
+    if not fitted.history:
+        return None
+    start = time.perf_counter()
+    model, placed = fitted.model, data.to(torch.device(device))
+    columns = {name: [row[name] for row in fitted.history] for name in fitted.history[0]}
+    result: dict[str, Any] = {
+        "name": piece.name,
+        "data": piece.data,
+        "digest": data.digest(),
+        "settings": settings.to_dict(),
+        "stopped": fitted.stopped,
+        "history": columns,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "weights": weight_summary(model),
+        "pruning": pruning_curve(model, placed.test, bf16=settings.bf16),
+    }
+    if probes is not None and piece.data == "imdb":
+        result["probes"] = class_attention(model, probes)
+    result |= {
+        "seconds": sum(columns["seconds"]),
+        "measuring_seconds": time.perf_counter() - start,
+        "processor": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine(),
+        "torch": torch.__version__,
+        "attsvm": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return result
+
+
+def write_piece(folder: Path, result: dict[str, Any]) -> Path:
+    """One JSON file, numbers to six digits; what is unfinished goes into a folder of its own."""
+    unfinished = folder / UNFINISHED / f"{result['name']}.json"
+    path = unfinished if result["stopped"] == "interrupted" else folder / unfinished.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(_rounded(result), separators=(",", ":")) + "\n")
+    if path != unfinished:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def read_piece(folder: Path, piece: Piece, *, unfinished: bool = False) -> dict[str, Any] | None:
+    """The result of a piece, if the folder has it; one of other settings does not count."""
+    found = read_result((folder / UNFINISHED if unfinished else folder) / f"{piece.name}.json")
+    wanted = json.loads(json.dumps(_rounded(piece.settings.to_dict())))
+    return found if found is not None and found.get("settings") == wanted else None
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """What `write_piece` wrote, if the file is there."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise AttsvmError(f"{path} must be the result of a piece, but it cannot be read.") from error
+
+
+def missing(folder: Path, pieces: list[Piece] | None = None) -> list[Piece]:
+    """The pieces that the folder does not have yet."""
+    return [piece for piece in (plan() if pieces is None else pieces) if read_piece(folder, piece) is None]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _descent(layers: int, p: float, seed: int) -> Piece:
+    lr = PUBLIC_LR[p][layers]
+    return _imdb(f"md-p{p:g}-lr{lr:g}", Settings("mirror-descent", p, lr, seed=seed), layers)
+
+
+def _adam(optimizer: str, p: float, lr: float, seed: int = 0, layers: int = 3) -> Piece:
+    label = "adamw" if optimizer == "adamw" else f"mirror-adam-p{p:g}"
+    return _imdb(f"{label}-lr{lr:g}", Settings(optimizer, p, lr, seed=seed, epochs=60), layers)
+
+
+def _imdb(label: str, settings: Settings, layers: int) -> Piece:
+    settings = replace(settings, sizes={"layers": layers}, bf16=True, compile=True)
+    return Piece(f"imdb{layers}-{label}-seed{settings.seed}", "imdb", settings)
+
+
+def _precise(piece: Piece) -> Piece:
+    return replace(piece, name=piece.name + "-float32", settings=replace(piece.settings, bf16=False))
+
+
+def _more_dropout(piece: Piece) -> Piece:
+    """Dropout of the embedding instead of the attention weights: the model regularises more and fits more slowly."""
+    sizes = dict(piece.settings.sizes) | {"attention_dropout": 0.0, "embedding_dropout": 0.2}
+    return replace(piece, name=piece.name + "-embedding-dropout", settings=replace(piece.settings, sizes=sizes))
+
+
+def _vit(optimizer: str, lr: float) -> Piece:
+    settings = Settings(optimizer, 1.1, lr, groups="matrices", batch=128, epochs=VIT_EPOCHS, stop=1.0, loss="mean")
+    return Piece(f"vit-{optimizer}-lr{lr:g}-seed0", "cifar10", replace(settings, bf16=True, compile=True))
