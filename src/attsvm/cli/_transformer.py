@@ -158,6 +158,37 @@ def tokens_command(
     console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test texts", highlight=False)
 
 
+@app.command("attention")
+def attention_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of transformer fit, or results of pieces (.json).", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The .html page to write.")],
+    tokenizer: TokenizerOption = None,
+) -> None:
+    """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    from attsvm.models import TextTransformer
+    from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
+    from attsvm.transformer._pieces import read_result
+
+    found: dict[str, Any] = {}
+    for place in runs:
+        if place.suffix == ".json":
+            result = read_result(place)
+            if result is None or "probes" not in result:
+                raise AttsvmError(f"{place} must be a result with the attention on the reviews, but it has none.")
+            found[place.stem] = result["probes"]
+            continue
+        if tokenizer is None:
+            raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
+        model = load_model(place)
+        if not isinstance(model, TextTransformer):
+            raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
+        found[place.name] = class_attention(model, encode_probes(tokenizer))
+    write_attention_page(out, found)
+    console().print(f"wrote {out}: {len(found)} models", highlight=False)
+
+
 def _accelerator(device: str) -> Any:
     """One of Accelerate's processes, if it started this one among several."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

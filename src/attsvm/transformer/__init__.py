@@ -2,9 +2,10 @@
 
 from attsvm.transformer._data import Data, Images, Texts
 from attsvm.transformer._evaluate import evaluate, write_metrics
-from attsvm.transformer._fit import Fitted, Progress, fit
+from attsvm.transformer._fit import Fitted, Progress, fit, load_model
 from attsvm.transformer._load import load_data, save_data
 from attsvm.transformer._measure import attention_weights, class_attention, pruned, pruning_curve, weight_summary
+from attsvm.transformer._page import write_attention_page
 from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
 from attsvm.transformer._settings import OPTIMIZERS, Settings, make_model, make_optimizer
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
@@ -24,6 +25,7 @@ __all__ = [
     "evaluate",
     "fit",
     "load_data",
+    "load_model",
     "load_probes",
     "make_model",
     "make_optimizer",
@@ -34,5 +36,6 @@ __all__ = [
     "synthetic_sentiment",
     "tiny_images",
     "weight_summary",
+    "write_attention_page",
     "write_metrics",
 ]

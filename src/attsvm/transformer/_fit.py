@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.transformer._checkpoint import Place, load_run, save_run
+from attsvm.models import TextTransformer, ViT
+from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Data, Texts
 from attsvm.transformer._evaluate import evaluate, write_metrics
 from attsvm.transformer._settings import Settings, make_model, make_optimizer
@@ -214,6 +215,23 @@ class _Run:
         torch.set_rng_state(states["cpu"][self.rank].clone())
         if "cuda" in states and self.device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+
+
+def load_model(folder: str | Path) -> nn.Module:
+    """The model of a run's last checkpoint, on the CPU and ready to be evaluated."""
+    tensors, described = read_run(Path(folder) / CHECKPOINT)
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    identity = described["identity"]
+    sizes = dict(identity["sizes"]) | {"classes": len(weights["head.weight"])}
+    if identity["model"] == "text":
+        model: nn.Module = TextTransformer(**(sizes | {"vocabulary": len(weights["words.weight"])}))
+    else:
+        patch = sizes.get("patch", 4)
+        side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
+        channels = weights["embed.weight"].shape[1] // patch**2
+        model = ViT(**(sizes | {"size": side, "channels": channels}))
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 def _folder(out: str | Path) -> Path:

@@ -31,6 +31,10 @@ MODULES = (
     "md_joint_rp",
     "md_rate",
     "md_init",
+    "md_table1",
+    "md_fig8",
+    "md_fig9",
+    "md_vit",
     "emb_lemma2",
     "emb_thm5",
 )

@@ -1,0 +1,220 @@
+"""What the experiments on real transformers share: rows from kept or fresh pieces, groups of runs, paired tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attsvm.errors import AttsvmError
+from attsvm.experiments._draw import SERIES, Figure, Series, new_figure
+from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.transformer import load_data, load_probes, pivotal_reviews
+from attsvm.transformer._measure import EDGES, LARGE_EDGES, SHARES
+from attsvm.transformer._pieces import PUBLIC_LR, Piece, find_piece, plan, read_piece, run_piece
+
+SOURCE = "transformers"
+"""The data set's name: a folder of finished pieces, as JSON. With imdb.npz and probes.npz, or cifar10.npz, in it what
+is missing is computed."""
+MISSING, UNFINISHED, FINISHED = range(3)
+MOST_EPOCHS = 200
+KINDS = ("query", "key", "value")
+PRUNED = (0.0, *SHARES)
+LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "MirrorAdam p = 1.1", "AdamW"), SERIES))
+# 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+IMDB = [piece.name for piece in plan() if piece.data == "imdb"]
+VIT = [piece.name for piece in plan() if piece.data == "cifar10"]
+
+
+def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
+    """One row: what is known of a piece. A curve that ends early is filled up with nan."""
+    piece = find_piece(params["piece"])
+    result, status = _result(piece, Path(data[SOURCE]), device)
+    return {name: np.asarray(value)[None] for name, value in _columns(result, status).items()}
+
+
+def _result(piece: Piece, folder: Path, device: str) -> tuple[dict[str, Any], int]:
+    if not folder.is_dir():
+        raise AttsvmError(f"--data {SOURCE} must be a folder of finished pieces, but {folder} is not a folder.")
+    found = read_piece(folder, piece)
+    if found is not None:
+        return found, FINISHED
+    source = folder / f"{piece.data}.npz"
+    if source.is_file():
+        probes = folder / "probes.npz"
+        with torch.enable_grad():
+            found = run_piece(
+                piece, load_data(source), probes=load_probes(probes) if probes.is_file() else None, device=device
+            )
+        assert found is not None  # nobody stopped it
+        return found, FINISHED
+    found = read_piece(folder, piece, unfinished=True)
+    return (found, UNFINISHED) if found is not None else ({}, MISSING)
+
+
+def _columns(result: dict[str, Any], status: int) -> dict[str, Any]:
+    history = result.get("history", {})
+    test = history.get("test_accuracy", [])
+    weights, pruning, probes = (result.get(name) for name in ("weights", "pruning", "probes"))
+    reviews = len(pivotal_reviews())
+    return {
+        "status": status,
+        "epochs": len(test),
+        "best": max(test, default=np.nan),
+        "last": test[-1] if test else np.nan,
+        "chosen": chosen_accuracy(history),
+        "train_last": history["train_accuracy"][-1] if test else np.nan,
+        "train_curve": _filled(history.get("train_accuracy", [])),
+        "test_curve": _filled(test),
+        "number": [weights[kind]["number"] if weights else 0 for kind in KINDS],
+        "large": [weights[kind]["large"] if weights else 0 for kind in KINDS],
+        "largest": [weights[kind]["largest"] if weights else np.nan for kind in KINDS],
+        "gini": [weights[kind]["gini"] if weights else np.nan for kind in KINDS],
+        "histogram": [weights[kind]["histogram"] if weights else [0] * (len(EDGES) - 1) for kind in KINDS],
+        "large_histogram": [
+            weights[kind]["large_histogram"] if weights else [0] * (len(LARGE_EDGES) - 1) for kind in KINDS
+        ],
+        "pruned": [pruning[f"{share:g}"] if pruning else np.nan for share in PRUNED],
+        "pivotal": probes["pivotal"] if probes else [np.nan] * reviews,
+        "positive": probes["positive"] if probes else [np.nan] * reviews,
+    }
+
+
+def chosen_accuracy(history: Mapping[str, Sequence[float]]) -> float:
+    """Accuracy at a validated epoch: each half of the test rows chooses the epoch for the other; their mean."""
+    if not history.get("test_accuracy_even"):
+        return np.nan
+    even, odd = np.asarray(history["test_accuracy_even"]), np.asarray(history["test_accuracy_odd"])
+    return float(even[odd.argmax()] + odd[even.argmax()]) / 2
+
+
+def _filled(curve: Sequence[float]) -> np.ndarray:
+    filled = np.full(MOST_EPOCHS, np.nan)
+    filled[: len(curve)] = curve
+    return filled
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs that differ in the seed alone: columns (seeds, …), with how far they came."""
+
+    method: str
+    layers: int
+    variant: str
+    lr: float
+    seeds: tuple[int, ...]
+    columns: Columns
+
+    @property
+    def finished(self) -> bool:
+        return bool((self.columns["status"] == FINISHED).all())
+
+    @property
+    def measured(self) -> bool:
+        """Are there weights to look at?"""
+        return bool((self.columns["number"].sum(1) > 0).all())
+
+    @property
+    def look(self) -> Series:
+        return LOOKS.get(self.method, SERIES[0])
+
+    @property
+    def extent(self) -> str:
+        """Seeds and epochs, in words."""
+        epochs = self.columns["epochs"]
+        span = f"{epochs.min()}" if epochs.min() == epochs.max() else f"{epochs.min()}–{epochs.max()}"
+        ended = "" if self.finished else ", stopping rule not reached"
+        return f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, {span} epochs{ended}"
+
+
+def gather(rows: Rows) -> list[Runs]:
+    """Runs of equal settings, those that are there; of several learning rates of a method the best one.
+
+    Best is by the validated accuracy of the first seed, which no row of the test split has chosen for itself.
+    """
+    by_setting: dict[tuple[str, int, str, float], dict[int, Columns]] = {}
+    for params, columns in rows:
+        if columns["status"][0] == MISSING:
+            continue
+        piece = find_piece(params["piece"])
+        key = (_method(piece), piece.settings.sizes.get("layers", 0), _variant(piece), piece.settings.lr)
+        by_setting.setdefault(key, {})[piece.settings.seed] = columns
+    found = []
+    for (method, layers, variant, lr), by_seed in by_setting.items():
+        names = next(iter(by_seed.values()))
+        joined = {name: np.concatenate([by_seed[seed][name] for seed in sorted(by_seed)]) for name in names}
+        found.append(Runs(method, layers, variant, lr, tuple(sorted(by_seed)), joined))
+    return found
+
+
+def best_lr(found: Sequence[Runs]) -> list[Runs]:
+    """Of runs that differ in the learning rate alone the best."""
+    best: dict[tuple[str, int, str], Runs] = {}
+    for runs in found:
+        key = (runs.method, runs.layers, runs.variant)
+        if key not in best or _validated(runs) > _validated(best[key]):
+            best[key] = runs
+    return list(best.values())
+
+
+def _validated(runs: Runs) -> float:
+    chosen = runs.columns["chosen"][0]
+    return float(chosen if np.isfinite(chosen) else runs.columns["last"][0])
+
+
+def _method(piece: Piece) -> str:
+    p = f"{piece.settings.p:g}"
+    names = {"mirror-descent": f"ℓ{p}-MD", "mirror-adam": f"MirrorAdam p = {p}", "adamw": "AdamW", "adam": "Adam"}
+    return names[piece.settings.optimizer]
+
+
+def _variant(piece: Piece) -> str:
+    words = ["float32"] if not piece.settings.bf16 else []
+    return ", ".join([*words, *(["embedding dropout"] if "embedding_dropout" in piece.settings.sizes else [])])
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Mean of paired differences and half of its 95% interval (Student's t); without a second seed it is unknown."""
+    n = len(differences)
+    if n < 2:
+        return float(differences.mean()), np.nan
+    return float(differences.mean()), float(_T[min(n, len(_T) + 1) - 2] * differences.std(ddof=1) / np.sqrt(n))
+
+
+def sign_flip_test(differences: np.ndarray, draws: int = 20_000) -> float:
+    """Two-sided p-value of a mean of 0: how often random signs give a mean as far from 0."""
+    random = np.random.default_rng(0)
+    signs = random.choice([-1.0, 1.0], size=(draws, len(differences)))
+    flipped = np.abs(signs @ differences)
+    return float((1 + (flipped >= abs(differences.sum()) * (1 - 1e-12)).sum()) / (1 + draws))
+
+
+def nothing_yet(what: str) -> Figure:
+    """A figure that says what is not there."""
+    figure, axes = new_figure(1, 1, (6, 1.2))
+    axes[0][0].axis("off")
+    axes[0][0].text(0.5, 0.5, what, ha="center", va="center")
+    return figure
+
+
+@cache
+def required() -> dict[str, list[str]]:
+    """The pieces that the comparison of optimizers needs at the least, by what they are for."""
+    names = [piece.name for piece in plan()]
+    size_3 = [n for n in names if n.startswith("imdb3-md") and n.endswith(("seed0", "seed1", "seed2"))]
+    adams = [n for n in names if n.startswith(("imdb3-adamw", "imdb3-mirror-adam-p1.1")) and n.endswith("seed0")]
+    larger = [n for n in names if n.startswith(("imdb4-md", "imdb6-md")) and n.endswith("seed0")]
+    assert len(size_3) == 3 * len(PUBLIC_LR)
+    return {"size 3, three seeds": size_3, "AdamW and MirrorAdam, five rates": adams, "sizes 4 and 6": larger}
+
+
+def measured(rows: Rows) -> list[Runs]:
+    """Runs of the plain variant whose last weights were measured, at the best rate of each method."""
+    return [runs for runs in best_lr(gather(rows)) if runs.measured and not runs.variant]

@@ -1,0 +1,86 @@
+"""Sizes of the attention weights of trained IMDB transformers, and what is left of the accuracy after pruning."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attsvm.experiments._checks import Check
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._experiment import Experiment, Rows
+from attsvm.experiments._transformers import IMDB, KINDS, PRUNED, SOURCE, Runs, measured, nothing_yet, run
+from attsvm.experiments.catalog import md_table1
+from attsvm.transformer._measure import LARGE_EDGES
+
+PAPER_LARGE = {"ℓ1.1-MD": (13_964, 18_206, 7_643), "ℓ2-MD": (14_654, 27_224, 10_127)}
+"""Weights of at least 0.06 in W_Q, W_K and W_V, Figure 8."""
+
+
+def _size3(rows: Rows) -> dict[str, Runs]:
+    return {runs.method: runs for runs in measured(rows) if runs.layers == 3}
+
+
+@styled
+def figure(rows: Rows) -> Figure:
+    found = _size3(rows)
+    if not found:
+        return nothing_yet("no finished run of size 3 is there yet")
+    figure, axes = new_figure(1, 4, (13, 3.3))
+    middles = (LARGE_EDGES[1:] + LARGE_EDGES[:-1]) / 2
+    for k, (ax, kind) in enumerate(zip(axes[0], KINDS)):
+        for runs in found.values():
+            counts = runs.columns["large_histogram"][:, k].mean(0)
+            ax.step(middles, counts, where="mid", color=runs.look.colour, ls=runs.look.line, label=runs.method)
+            ax.plot(runs.columns["largest"][:, k].max(), 0.5, runs.look.marker, color=runs.look.colour, ms=5)
+        ax.set(yscale="log", ylim=(0.3, None), xlabel="|w|, from 0.06 on", title=f"{kind} weights (largest: marker)")
+    for runs in found.values():
+        accuracy = 100 * runs.columns["pruned"]
+        error = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None
+        look = runs.look
+        axes[0][3].errorbar(
+            100 * np.array(PRUNED), accuracy.mean(0), error, color=look.colour, ls=look.line, marker=look.marker, ms=4
+        )
+    axes[0][3].set(xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %", title="pruning")
+    return finish(figure, axes[0])
+
+
+def checks(rows: Rows) -> list[Check]:
+    found = _size3(rows)
+    if not {"ℓ1.1-MD", "ℓ2-MD"} <= found.keys():
+        return [Check("finished runs of ℓ1.1 and ℓ2 at size 3", "Figure 8", "not there yet", False)]
+    sparse, dense = found["ℓ1.1-MD"], found["ℓ2-MD"]
+    made = []
+    for k, kind in enumerate(KINDS):
+        paper = f"{PAPER_LARGE['ℓ1.1-MD'][k]:,} against {PAPER_LARGE['ℓ2-MD'][k]:,} (Figure 8)"
+        a, b = (runs.columns["large"][:, k].mean() for runs in (sparse, dense))
+        made.append(
+            Check(f"fewer {kind} weights ≥ 0.06 with ℓ1.1 than with ℓ2", paper, f"{a:,.0f} against {b:,.0f}", a < b)
+        )
+        a, b = (runs.columns["gini"][:, k].mean() for runs in (sparse, dense))
+        name = f"larger Gini coefficient of the {kind} weights with ℓ1.1 than with ℓ2"
+        made.append(Check(name, "ℓ1.1 is sparser", f"{a:.3f} against {b:.3f}", a > b))
+    for share in (0.8, 0.9, 0.95):
+        a, b = (runs.columns["pruned"][:, PRUNED.index(share)].mean() for runs in (sparse, dense))
+        name = f"more accuracy left with ℓ1.1 than with ℓ2 after zeroing {100 * share:g}% of the attention weights"
+        made.append(Check(name, "not in the paper", f"{100 * a:.2f}% against {100 * b:.2f}%", a > b))
+    return made
+
+
+EXPERIMENT = Experiment(
+    id="md-fig8",
+    title="IMDB transformer: sizes of the attention weights, pruning",
+    paper="mirror-descent, Figure 8",
+    statement="ℓ1.1 mirror descent leaves fewer large attention weights than gradient descent.",
+    grid={"piece": IMDB},
+    quick_grid=md_table1.EXPERIMENT.quick_grid,
+    run=run,
+    figure=figure,
+    checks=checks,
+    trials=1,
+    quick=1,
+    batch=1,
+    needs=(SOURCE,),
+    cost=lambda params: 60.0,
+    rows_of="md-table1",
+    remark="Weights of the last epoch, all layers together. A count from 0.06 on depends on how long a run trained; "
+    "Gini coefficient and pruning do not depend on a threshold.",
+)

@@ -1,0 +1,176 @@
+"""The page of attention maps, and the experiments that read pieces."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from attsvm import AttsvmError
+from attsvm.cli._transformer import app
+from attsvm.experiments import CATALOG
+from attsvm.experiments import _transformers as shared
+from attsvm.experiments._experiment import Rows
+from attsvm.experiments._transformers import chosen_accuracy, interval, sign_flip_test
+from attsvm.transformer import Settings, encode_probes, pivotal_reviews, save_data, synthetic_sentiment
+from attsvm.transformer._load import open_tokenizer
+from attsvm.transformer._pieces import Piece, find_piece, run_piece, write_piece
+
+SMALL = Settings("adamw", lr=1e-3, sizes={"width": 12, "hidden": 12, "layers": 1, "length": 32}, batch=16, epochs=2)
+MD = ("imdb3-md-p1.1-lr0.0008", "imdb3-md-p2-lr0.0004", "imdb3-adamw-lr0.0003", "imdb3-mirror-adam-p1.1-lr0.0003")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = sorted({word for review in pivotal_reviews() for word in re.findall(r"\w+", review.text)})
+    numbers = {word: number for number, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words])}
+    made = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tokenizer: Path) -> Any:
+    from dataclasses import replace
+
+    return replace(synthetic_sentiment(48, 20, length=16), vocabulary=open_tokenizer(tokenizer).get_vocab_size())
+
+
+@pytest.fixture(scope="module")
+def pieces(tokenizer: Path, texts: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results of small runs under the names of large ones."""
+    folder = tmp_path_factory.mktemp("pieces")
+    probes = encode_probes(tokenizer)
+    for stem in MD:
+        for seed in range(2):
+            piece = find_piece(f"{stem}-seed{seed}")
+            chosen = Settings(**(SMALL.to_dict() | {"seed": seed, "optimizer": piece.settings.optimizer}))
+            result = run_piece(Piece(piece.name, "imdb", chosen), texts, probes=probes)
+            assert result is not None
+            write_piece(folder, result | {"settings": piece.settings.to_dict()})
+    return folder
+
+
+def rows_of(name: str, folder: Path) -> Rows:
+    experiment = CATALOG[name]
+    cells = experiment.cells(quick=False)
+    return Rows([(cell, experiment.run(cell, range(1), "cpu", {"transformers": str(folder)})) for cell in cells])
+
+
+def test_experiments_read_what_is_there(pieces: Path) -> None:
+    for name in ("md-table1", "md-fig8", "md-fig9"):
+        rows = rows_of(name, pieces)
+        assert (rows["status"] == shared.FINISHED).sum() == 2 * len(MD)
+        CATALOG[name].figure(rows).canvas.draw()
+        checks = CATALOG[name].checks(rows)
+        assert len(checks) >= 3
+        assert all(check.name and check.ours for check in checks)
+    by_piece = rows_of("md-table1", pieces).where(piece=f"{MD[0]}-seed1")
+    assert by_piece["epochs"][0] == 2
+    assert np.isnan(by_piece["test_curve"][0, 2:]).all()
+    assert by_piece["best"][0] == by_piece["test_curve"][0, :2].max()
+
+
+def test_experiments_say_when_nothing_is_there(tmp_path: Path) -> None:
+    for name in ("md-table1", "md-fig8", "md-fig9", "md-vit"):
+        rows = rows_of(name, tmp_path)
+        CATALOG[name].figure(rows).canvas.draw()
+        assert not any(check.passed for check in CATALOG[name].checks(rows))
+    with pytest.raises(AttsvmError, match="must be a folder of finished pieces"):
+        rows_of("md-vit", tmp_path / "none")
+
+
+def test_missing_pieces_are_computed_from_data(texts: Any, tokenizer: Path, tmp_path: Path, monkeypatch) -> None:
+    save_data(texts, tmp_path / "imdb.npz")
+    encode_probes(tokenizer).save(tmp_path / "probes.npz")
+    monkeypatch.setattr(shared, "find_piece", lambda name: Piece(name, "imdb", SMALL))
+    with torch.no_grad():  # as the runner calls it
+        row = shared.run({"piece": "some"}, range(1), "cpu", {"transformers": str(tmp_path)})
+    assert row["status"][0] == shared.FINISHED
+    assert np.isfinite(row["pivotal"]).all()
+    assert np.isfinite(row["chosen"]).all()
+
+
+def test_the_kept_curves_tell_the_comparison() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "transformers"
+    rows = rows_of("md-table1", folder)
+    checks = {check.name: check for check in CATALOG["md-table1"].checks(rows)}
+    compared = checks["size 3, embedding dropout: ℓ1.1-MD above ℓ2-MD, best epoch"]
+    best = {p: [c["best"][0] for q, c in rows if q["piece"].startswith(f"imdb3-md-p{p}-") and "embed" in q["piece"]]
+            for p in ("1.1", "2")}  # fmt: skip
+    difference = 100 * (np.mean(best["1.1"]) - np.mean(best["2"]))
+    assert f"{difference:+.2f}" in compared.ours
+
+
+def test_the_validated_epoch_is_never_better_than_the_best_of_each_half() -> None:
+    even, odd = [0.5, 0.9, 0.7], [0.6, 0.7, 0.8]
+    history = {"test_accuracy_even": even, "test_accuracy_odd": odd}
+    assert chosen_accuracy(history) == pytest.approx((0.7 + 0.7) / 2)  # odd chooses epoch 3, even chooses epoch 2
+    assert np.isnan(chosen_accuracy({"test_accuracy": [0.5]}))
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=10))
+@settings(deadline=None)
+def test_intervals_agree_with_scipy(values: list[float]) -> None:
+    from scipy import stats
+
+    x = np.array(values)
+    mean, half = interval(x)
+    assert mean == pytest.approx(x.mean())
+    expected = stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+    assert half == pytest.approx(expected, rel=1e-3, abs=1e-12)
+
+
+def test_the_sign_flip_test_is_exact_on_small_samples() -> None:
+    x = np.array([0.5, 1.0, 2.0, -0.2])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
+    exact = (np.abs(signs @ x) >= abs(x.sum()) - 1e-12).mean()
+    assert sign_flip_test(x) == pytest.approx(exact, abs=0.02)
+    assert sign_flip_test(np.ones(30)) < 1e-3
+    assert sign_flip_test(np.array([1.0, -1.0] * 15)) > 0.9
+
+
+def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    data = tmp_path / "data.npz"
+    from dataclasses import replace
+
+    save_data(
+        replace(synthetic_sentiment(24, 8, length=16), vocabulary=open_tokenizer(tokenizer).get_vocab_size()), data
+    )
+    options = "layers=2 width=8 hidden=8 length=32 lr=1e-3 epochs=1"
+    fit = ["fit", "--data", str(data), *(part for pair in options.split() for part in f"--{pair}".split("="))]
+    assert CliRunner().invoke(app, [*fit, "--quiet", "--out", str(run)]).exit_code == 0
+    page = tmp_path / "maps.html"
+    one = pieces / f"{MD[0]}-seed0.json"
+    made = CliRunner().invoke(app, ["attention", str(run), str(one), "--tokenizer", str(tokenizer), "--out", str(page)])
+    assert made.exit_code == 0, made.output
+    text = page.read_text()
+    assert text.count('class="review"') == len(pivotal_reviews())
+    assert text.count(" pivotal") - text.count("pivotal word") >= 2 * len(pivotal_reviews())
+    assert "http" not in text
+    plain = re.sub(r"<[^>]*>", "", text)
+    assert all(review.text in plain for review in pivotal_reviews())
+
+    (tmp_path / "empty.json").write_text('{"name": "x"}')
+    for arguments, message in (
+        ([str(run)], "--tokenizer must name"),
+        ([str(tmp_path / "empty.json")], "but it has none"),
+        ([str(tmp_path / "nowhere"), "--tokenizer", str(tokenizer)], "is not a file"),
+    ):
+        with pytest.raises(AttsvmError, match=message):
+            raise CliRunner().invoke(app, ["attention", *arguments, "--out", str(page)]).exception
