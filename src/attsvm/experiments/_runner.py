@@ -101,11 +101,14 @@ def run_batch(
     """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
     if version != __version__:
         raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     with torch.no_grad():
         columns = run(params, trials, device, *([paths] if paths else []))
-    seconds = time.perf_counter() - start
-    timing = {"seconds": seconds, "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    timing = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     return Done({name: np.asarray(column) for name, column in columns.items()}, hardware(device), timing)
 
 
