@@ -2,9 +2,9 @@
 
     python benchmarks/bench_reproduce.py RUNS
 
-RUNS is a folder that `attsvm reproduce all` filled: its rows say how much CPU time every batch took. The work in it (trial-steps
-of training, problems solved) is counted by running two trials of every cell. The loops are the plain ones of
-bench_train.py and bench_solve.py: their time for a trial-step and for a problem is measured on a sample of the size
+RUNS is a folder that `attsvm reproduce all` filled: its rows say how much CPU time every batch took. The work in it
+(trial-steps of training, problems solved) is counted by running two trials of every cell. The loops are the plain ones
+of bench_train.py and bench_solve.py: their time for a trial-step and for a problem is measured on a sample of the size
 (6, 8, 10) and multiplied. So the second column is an extrapolation, not a measurement; regularization paths are in the
 first column but not in the second.
 """
