@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._common import check_lr, check_p, local
+from attsvm.optim._base import check_lr, check_p
+from attsvm.optim._shards import local
 
 __all__ = ["starting_lr"]
 

@@ -3,16 +3,19 @@
 # pyright: reportPrivateImportUsage=false
 
 import math
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim import _common
-from attsvm.optim._common import MirrorOptimizer
+from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
+from attsvm.optim._chunks import chunks
+from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
+from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, decay_pull, inverse_exponent, mirror_step
+from attsvm.optim._shards import local
 
 __all__ = ["MirrorAdam", "mirror_adam"]
 
@@ -86,6 +89,8 @@ class MirrorAdam(MirrorOptimizer):
     Token Selection"; Adam's moments in it are this library's.
     """
 
+    _state_columns = 3
+
     def __init__(
         self,
         params: ParamsT,
@@ -118,95 +123,54 @@ class MirrorAdam(MirrorOptimizer):
         group = self.param_groups[-1]
         if not all(0 <= beta < 1 for beta in group["betas"]):
             raise AttsvmError(f"betas must be two numbers with 0 <= beta < 1, but got {group['betas']}.")
-        _common.check_at_least_zero("eps", group["eps"])
+        check_at_least_zero("eps", group["eps"])
 
-    def _init_group(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        mirrors: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        state_steps: list[Tensor],
-    ) -> None:
-        with_grad = [param for param in group["params"] if param.grad is not None]
-        params.extend(map(_common.local, with_grad))
+    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+        state = self.state[param]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = zeros_like(param)
+            state["exp_avg_sq"] = zeros_like(param)
+        return local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
+
+    def _init_group(self, group: dict[str, Any], params: Tensors, weights: Tensors, *columns: Tensors) -> None:
+        super()._init_group(group, params, weights, *columns)
+        steps = columns[-1]
         # Counters are on the host, where reading them is free, unless the kernel or a graph reads them.
-        on_device = group["capturable"] or _common.use_fused(params, group["foreach"], group["fused"])
-        for param, weight in zip(with_grad, params):
-            grads.append(_common.local(_common.gradient(param)))
-            mirrors.append(self._mirror(param, weight, group["p"]))
-            state = self.state[param]
-            if "step" not in state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = _common.zeros_like(param)
-                state["exp_avg_sq"] = _common.zeros_like(param)
-            if state["step"].is_cpu == (on_device and not weight.is_cpu):
-                state["step"] = state["step"].to(weight.device if on_device else "cpu")
-            exp_avgs.append(_common.local(state["exp_avg"]))
-            exp_avg_sqs.append(_common.local(state["exp_avg_sq"]))
-            state_steps.append(state["step"])
+        on_device = group["capturable"] or use_fused(weights, group["foreach"], group["fused"])
+        for i, weight in enumerate(weights):
+            if steps[i].is_cpu == (on_device and not weight.is_cpu):
+                steps[i] = steps[i].to(weight.device if on_device else "cpu")
+                self.state[params[i]]["step"] = steps[i]
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Perform one step.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        self._check_capture()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-
-        for group in self.param_groups:
-            params: list[Tensor] = []
-            grads: list[Tensor] = []
-            mirrors: list[Tensor] = []
-            exp_avgs: list[Tensor] = []
-            exp_avg_sqs: list[Tensor] = []
-            state_steps: list[Tensor] = []
-            self._init_group(group, params, grads, mirrors, exp_avgs, exp_avg_sqs, state_steps)
-            if not params:
-                continue
-            mirror_adam(
-                params,
-                grads,
-                mirrors,
-                exp_avgs,
-                exp_avg_sqs,
-                state_steps,
-                foreach=group["foreach"],
-                fused=group["fused"],
-                capturable=group["capturable"],
-                lr=group["lr"],
-                p=group["p"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                maximize=group["maximize"],
-            )
-            self._remember(group)
-
-        return loss
+    def _step_group(
+        self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
+    ) -> None:
+        mirror_adam(
+            weights,
+            [local(grad) for grad in grads],
+            mirrors,
+            *states,
+            foreach=group["foreach"],
+            fused=group["fused"],
+            capturable=group["capturable"],
+            lr=group["lr"],
+            p=group["p"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+        )
 
 
 def mirror_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    state_steps: list[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    state_steps: Tensors,
     *,
     foreach: bool | None = None,
     fused: bool | None = None,
@@ -223,148 +187,100 @@ def mirror_adam(
 
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision).
     """
-    lr = _common.step_lr(lr)
-    path = _common.choose_path(
-        params,
-        foreach,
-        fused,
-        fused_path=_fused_mirror_adam,
-        foreach_path=_multi_tensor_mirror_adam,
-        single_path=_single_tensor_mirror_adam,
-    )
-    path(
-        params,
-        grads,
-        mirrors,
-        exp_avgs,
-        exp_avg_sqs,
-        state_steps,
-        capturable=capturable or torch.compiler.is_compiling(),
-        lr=lr,
-        pull=_common.decay_pull(lr, weight_decay, p),
-        exponent=_common.inverse_exponent(p),
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        maximize=maximize,
-    )
+    lr = step_lr(lr)
+    pull, a = decay_pull(lr, weight_decay, p), inverse_exponent(p)
+    columns = params, grads, mirrors, exp_avgs, exp_avg_sqs, state_steps
+    if use_fused(params, foreach, fused):
+        _fused_mirror_adam(*columns, lr, pull, a, beta1, beta2, eps, maximize, capturable)
+        return
+    if state_steps[0].is_cpu and not torch.compiler.is_compiling():
+        torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
+        counts = torch.stack(state_steps).tolist()
+    else:
+        torch._foreach_add_(state_steps, 1)
+        counts = state_steps
+    # Where counts may not be read (in a graph, when compiled) every tensor has its own.
+    path = _single_tensor_mirror_adam if foreach is False or counts is state_steps else _multi_tensor_mirror_adam
+    path(*columns[:-1], counts, lr, pull, a, beta1, beta2, eps, maximize)
 
 
 def _single_tensor_mirror_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    state_steps: list[Tensor],
-    *,
-    capturable: bool,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    exponent: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    counts: Sequence[float | Tensor],
+    *settings: Any,
 ) -> None:
-    for i, (param, theta) in enumerate(zip(params, mirrors)):
-        grad = grads[i].to(theta.dtype)
-        if maximize:
-            grad = -grad
-        exp_avg, exp_avg_sq = exp_avgs[i], exp_avg_sqs[i]
-        exp_avg.lerp_(grad, 1 - beta1)
-        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        size, floor = _step_size(state_steps[i].add_(1), lr, beta1, beta2, eps, capturable)
-        update = (exp_avg / (exp_avg_sq.sqrt() + floor)).mul_(size)
-        if isinstance(pull, Tensor) or pull != 0:
-            update.add_(theta * (lr * pull))
-        theta.sub_(update)
-        if theta is not param and not _common.leaves_weights(lr):
-            param.copy_(_common.signed_power(theta, exponent))
+    for *row, count in zip(params, grads, mirrors, exp_avgs, exp_avg_sqs, counts):
+        _adam(row, NO_SCRATCH, count, *settings)
 
 
 def _multi_tensor_mirror_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    state_steps: list[Tensor],
-    *,
-    capturable: bool,
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    counts: Sequence[float | Tensor],
+    *settings: Any,
+) -> None:
+    for count, row, scratch in chunks(params, grads, mirrors, exp_avgs, exp_avg_sqs, keys=counts):
+        _adam(row, scratch, count, *settings)
+
+
+def _adam(
+    row: Sequence[Tensor],
+    scratch: Scratch,
+    t: float | Tensor,
     lr: float | Tensor,
     pull: float | Tensor,
-    exponent: float,
+    a: float,
     beta1: float,
     beta2: float,
     eps: float,
     maximize: bool,
 ) -> None:
-    torch._foreach_add_(state_steps, 1)
-    step_sizes = [_step_size(step, lr, beta1, beta2, eps, capturable) for step in state_steps]
-    parts = _common.buckets(params, grads, mirrors, exp_avgs, exp_avg_sqs, *zip(*step_sizes))
-    for weights, gs, thetas, avgs, avg_sqs, sizes, floors in parts:
-        device, dtype = weights[0].device, thetas[0].dtype
-        lr, pull = _common.on_device(lr, device), _common.on_device(pull, device)
-        if gs[0].dtype != dtype:
-            gs = [g.to(dtype) for g in gs]
-        if maximize:
-            gs = torch._foreach_neg(gs)
-        torch._foreach_lerp_(avgs, gs, 1 - beta1)
-        torch._foreach_mul_(avg_sqs, beta2)
-        torch._foreach_addcmul_(avg_sqs, gs, gs, 1 - beta2)
-        roots = torch._foreach_sqrt(avg_sqs)
-        torch._foreach_add_(roots, floors)
-        updates = torch._foreach_div(avgs, roots)
-        torch._foreach_mul_(updates, sizes)
-        torch._foreach_sub_(thetas, _common.add_decay(updates, thetas, lr * pull))
-        if thetas[0] is not weights[0] and not _common.leaves_weights(lr):
-            torch._foreach_copy_(weights, _common.signed_powers(thetas, exponent))
-
-
-@torch.compiler.disable
-def _fused_mirror_adam(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    state_steps: list[Tensor],
-    *,
-    capturable: bool,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    exponent: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
-) -> None:
-    parts = _common.buckets(params, grads, mirrors, exp_avgs, exp_avg_sqs, state_steps)
-    for weights, gs, thetas, avgs, avg_sqs, steps in parts:
-        torch._foreach_add_(steps, 1)
-        log1, log2 = _logs(beta1, beta2)
-        _common.kernels().adam(
-            _common.kernel_columns(weights, gs, thetas, avgs, avg_sqs, steps),
-            (*_common.kernel_lr(lr, pull, weights[0].device), 1 - beta1, beta2, 1 - beta2, log1, log2, eps, exponent),
-            capturable,
-            MIRROR=thetas[0] is not weights[0] and not _common.leaves_weights(lr),
-            N=_common.kernel_exponent(exponent),
-            MAXIMIZE=maximize,
-        )
-
-
-def _step_size(
-    step: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float, capturable: bool
-) -> tuple[float | Tensor, float | Tensor]:
-    """The factor and the floor of lr·m̂/(√v̂ + eps) = factor·m/(√v + floor); tensors where t must not be read."""
-    if capturable:  # in float32 1 − 0.999^t would lose four digits
-        correction1, correction2 = (-torch.expm1(step * log) for log in _logs(beta1, beta2))
+    weight, grad, theta, exp_avg, exp_avg_sq = row
+    grad = grad.to(theta.dtype)
+    if maximize:
+        grad = -grad
+    exp_avg.lerp_(grad, 1 - beta1)
+    exp_avg_sq.lerp_(torch.mul(grad, grad, out=scratch[2]), 1 - beta2)
+    # lr·m̂/(√v̂ + eps) = (lr/ratio)·m/(√v + eps·root)
+    if isinstance(t, Tensor):  # in float32 1 − 0.999^t would lose four digits
+        correction1, correction2 = (-torch.expm1(t * log) for log in _logs(beta1, beta2))
     else:
-        t = step.item()
         correction1, correction2 = 1 - beta1**t, 1 - beta2**t
     root = correction2**0.5
-    return lr * root / correction1, eps * root
+    ratio = correction1 / root
+    size = torch.sqrt(exp_avg_sq, out=scratch[2]).add_(eps * root)
+    mirror_step(weight, theta, exp_avg, size, lr / ratio, pull * ratio, a, scratch)
+
+
+@outside_compiled
+def _fused_mirror_adam(
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    state_steps: Tensors,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    maximize: bool,
+    capturable: bool,
+) -> None:
+    torch._foreach_add_(state_steps, 1)
+    settings = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
+    states = mirrors, exp_avgs, exp_avg_sqs, state_steps
+    for columns, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+        kernels().adam(columns, (*scalars, *settings), capturable, **compiled, MAXIMIZE=maximize)
 
 
 def _logs(beta1: float, beta2: float) -> tuple[float, float]:

@@ -1,17 +1,20 @@
 """Mirror descent with the ℓp potential."""
 
-# pyright: reportPrivateImportUsage=false
-
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim import _common
-from attsvm.optim._common import MirrorOptimizer
+from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
+from attsvm.optim._chunks import chunks
+from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
+from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, decay_pull, inverse_exponent, mirror_step
+from attsvm.optim._norms import dual_norms
+from attsvm.optim._shards import local
 
 __all__ = ["MirrorDescent", "mirror_descent"]
 
@@ -92,6 +95,8 @@ class MirrorDescent(MirrorOptimizer):
     Selection", is ``normalize=None`` (its experiments: ``normalize="tensor"``) on the key-query weights.
     """
 
+    _state_columns = 1
+
     def __init__(
         self,
         params: ParamsT,
@@ -124,7 +129,7 @@ class MirrorDescent(MirrorOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        _common.check_at_least_zero("momentum", group["momentum"])
+        check_at_least_zero("momentum", group["momentum"])
         if group["nesterov"] and group["momentum"] == 0:
             raise AttsvmError("nesterov needs a momentum above 0.")
         if group["normalize"] not in (None, "tensor", "group"):
@@ -136,81 +141,47 @@ class MirrorDescent(MirrorOptimizer):
             group.setdefault("nesterov", False)
             group.setdefault("normalize", None)
 
-    def _init_group(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        mirrors: list[Tensor],
-        momentum_buffers: list[Tensor],
+    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+        if group["momentum"] == 0:
+            return ()
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = zeros_like(param)
+        return (local(state["momentum_buffer"]),)
+
+    def _step_group(
+        self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
     ) -> None:
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            grads.append(_common.gradient(param))
-            params.append(_common.local(param))
-            mirrors.append(self._mirror(param, params[-1], group["p"]))
-            if group["momentum"] != 0:
-                state = self.state[param]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = _common.zeros_like(param)
-                momentum_buffers.append(_common.local(state["momentum_buffer"]))
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Perform one step.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
-        self._check_capture()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-
-        for group in self.param_groups:
-            params: list[Tensor] = []
-            grads: list[Tensor] = []
-            mirrors: list[Tensor] = []
-            momentum_buffers: list[Tensor] = []
-            self._init_group(group, params, grads, mirrors, momentum_buffers)
-            if not params:
-                continue
-            by = group["normalize"]
-            mirror_descent(
-                params,
-                [_common.local(grad) for grad in grads],
-                mirrors,
-                momentum_buffers,
-                [] if by is None else _common.dual_norms(grads, group["p"], by),
-                foreach=group["foreach"],
-                fused=group["fused"],
-                capturable=group["capturable"],
-                lr=group["lr"],
-                p=group["p"],
-                momentum=group["momentum"],
-                nesterov=group["nesterov"],
-                weight_decay=group["weight_decay"],
-                maximize=group["maximize"],
-            )
-            self._remember(group)
-
-        return loss
+        by, norms = group["normalize"], []
+        if by is not None:
+            fused = None
+            if use_fused(weights, group["foreach"], group["fused"]):
+                fused = partial(kernels().power_sums, weights, capturable=group["capturable"])
+            norms = dual_norms(grads, group["p"], by, fused)
+        mirror_descent(
+            weights,
+            [local(grad) for grad in grads],
+            mirrors,
+            states[0],
+            norms,
+            foreach=group["foreach"],
+            fused=group["fused"],
+            capturable=group["capturable"],
+            lr=group["lr"],
+            p=group["p"],
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+        )
 
 
 def mirror_descent(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    momentum_buffers: list[Tensor],
-    norms: list[Tensor],
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    momentum_buffers: Tensors,
+    norms: Tensors,
     *,
     foreach: bool | None = None,
     fused: bool | None = None,
@@ -227,128 +198,70 @@ def mirror_descent(
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision);
     ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none.
     """
-    lr = _common.step_lr(lr)
-    path = _common.choose_path(
-        params,
-        foreach,
-        fused,
-        fused_path=_fused_mirror_descent,
-        foreach_path=_multi_tensor_mirror_descent,
-        single_path=_single_tensor_mirror_descent,
-    )
-    path(
-        params,
-        grads,
-        mirrors,
-        momentum_buffers,
-        norms,
-        capturable=capturable,
-        lr=lr,
-        pull=_common.decay_pull(lr, weight_decay, p),
-        exponent=_common.inverse_exponent(p),
-        momentum=momentum,
-        nesterov=nesterov,
-        maximize=maximize,
-    )
+    lr = step_lr(lr)
+    pull, a = decay_pull(lr, weight_decay, p), inverse_exponent(p)
+    if use_fused(params, foreach, fused):
+        _fused_mirror_descent(
+            params, grads, mirrors, momentum_buffers, norms, lr, pull, a, momentum, nesterov, maximize, capturable
+        )
+        return
+    if norms:
+        grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
+    one_by_one = foreach is False or torch.compiler.is_compiling()
+    path = _single_tensor_mirror_descent if one_by_one else _multi_tensor_mirror_descent
+    path(params, grads, mirrors, momentum_buffers, lr, pull, a, momentum, nesterov, maximize)
 
 
 def _single_tensor_mirror_descent(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    momentum_buffers: list[Tensor],
-    norms: list[Tensor],
-    *,
-    capturable: bool,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    exponent: float,
-    momentum: float,
-    nesterov: bool,
-    maximize: bool,
+    params: Tensors, grads: Tensors, mirrors: Tensors, momentum_buffers: Tensors, *settings: Any
 ) -> None:
-    for i, (param, theta) in enumerate(zip(params, mirrors)):
-        grad = grads[i].to(theta.dtype)
-        if maximize:
-            grad = -grad
-        if norms:
-            grad = grad / norms[i]
-        if momentum != 0:
-            buffer = momentum_buffers[i]
-            buffer.mul_(momentum).add_(grad)
-            grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
-        if isinstance(pull, Tensor) or pull != 0:
-            grad = grad + theta * pull if isinstance(pull, Tensor) else grad.add(theta, alpha=pull)
-        if isinstance(lr, Tensor):
-            theta.sub_(grad * lr)
-        else:
-            theta.add_(grad, alpha=-lr)
-        if theta is not param and not _common.leaves_weights(lr):
-            param.copy_(_common.signed_power(theta, exponent))
+    for row in zip(params, grads, mirrors, *([momentum_buffers] if momentum_buffers else [])):
+        _descend(row, NO_SCRATCH, *settings)
 
 
 def _multi_tensor_mirror_descent(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    momentum_buffers: list[Tensor],
-    norms: list[Tensor],
-    *,
-    capturable: bool,
+    params: Tensors, grads: Tensors, mirrors: Tensors, momentum_buffers: Tensors, *settings: Any
+) -> None:
+    for _, row, scratch in chunks(params, grads, mirrors, *([momentum_buffers] if momentum_buffers else [])):
+        _descend(row, scratch, *settings)
+
+
+def _descend(
+    row: Sequence[Tensor],
+    scratch: Scratch,
     lr: float | Tensor,
     pull: float | Tensor,
-    exponent: float,
+    a: float,
     momentum: float,
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    for weights, gs, thetas, buffers, divisors in _common.buckets(params, grads, mirrors, momentum_buffers, norms):
-        device, dtype = weights[0].device, thetas[0].dtype
-        lr, pull = _common.on_device(lr, device), _common.on_device(pull, device)
-        if gs[0].dtype != dtype:
-            gs = [g.to(dtype) for g in gs]
-        if maximize:
-            gs = torch._foreach_neg(gs)
-        if divisors:
-            gs = torch._foreach_div(gs, divisors)
-        if momentum != 0:
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, gs)
-            gs = torch._foreach_add(gs, buffers, alpha=momentum) if nesterov else buffers
-        gs = _common.add_decay(gs, thetas, pull)
-        if isinstance(lr, Tensor):
-            torch._foreach_sub_(thetas, torch._foreach_mul(gs, lr))
-        else:
-            torch._foreach_add_(thetas, gs, alpha=-lr)
-        if thetas[0] is not weights[0] and not _common.leaves_weights(lr):
-            torch._foreach_copy_(weights, _common.signed_powers(thetas, exponent))
+    weight, grad, theta, *buffers = row
+    direction = grad.to(theta.dtype)
+    if maximize:
+        direction = -direction
+    for buffer in buffers:
+        buffer.mul_(momentum).add_(direction)
+        direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
+    mirror_step(weight, theta, direction, None, lr, pull, a, scratch)
 
 
-@torch.compiler.disable
+@outside_compiled
 def _fused_mirror_descent(
-    params: list[Tensor],
-    grads: list[Tensor],
-    mirrors: list[Tensor],
-    momentum_buffers: list[Tensor],
-    norms: list[Tensor],
-    *,
-    capturable: bool,
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    momentum_buffers: Tensors,
+    norms: Tensors,
     lr: float | Tensor,
     pull: float | Tensor,
-    exponent: float,
+    a: float,
     momentum: float,
     nesterov: bool,
     maximize: bool,
+    capturable: bool,
 ) -> None:
-    for weights, gs, thetas, buffers, divisors in _common.buckets(params, grads, mirrors, momentum_buffers, norms):
-        _common.kernels().descend(
-            _common.kernel_columns(weights, gs, thetas, buffers or thetas, divisors or thetas),
-            (*_common.kernel_lr(lr, pull, weights[0].device), momentum, exponent),
-            capturable,
-            MIRROR=thetas[0] is not weights[0] and not _common.leaves_weights(lr),
-            N=_common.kernel_exponent(exponent),
-            MAXIMIZE=maximize,
-            MOMENTUM=momentum != 0,
-            NESTEROV=nesterov,
-            NORMALIZE=bool(norms),
-        )
+    flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
+    states = mirrors, momentum_buffers or mirrors, norms or mirrors
+    for columns, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+        kernels().descend(columns, (*scalars, momentum), capturable, **compiled, **flags)

@@ -1,15 +1,13 @@
 """The fused CUDA update: one pass over memory, one launch for all small tensors.
 
-The arithmetic is written once, in `_descend` and `_adam`, for a block of entries. Two kernels call each: one takes a
-single large tensor; the other takes a table of addresses and serves many small tensors in one launch. A capturable
-optimizer launches every tensor by itself: under capture of a CUDA graph no table could be copied to the device.
+The arithmetic is written once, in `_mirror_step`, for a block of entries. A kernel serves one large tensor, or, with
+TABLE, a table of addresses: many small tensors in one launch.
 """
 
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportMissingImports=false, reportOperatorIssue=false
+# pyright: reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,182 +16,189 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from attsvm.optim._tables import table_of
+
 LARGE = 1 << 20  # a tensor of so many entries gets its own launch
 BLOCK = 1024
 WARPS = 4
+SUM_BLOCK = 4096
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @triton.jit
 def _signed_power(x, a, N: tl.constexpr):
-    """sign(x)|x|^a. N is `a` where it is whole and small, −1 for a = 1/2, else 0."""
+    """sign(x)|x|^a. N is `a` where it is whole and small, −1 for a = 1/2, −2 for a = 4/3, else 0."""
+    size = tl.abs(x)
     if N == 0:
-        size = libdevice.pow(tl.abs(x), a)
-        power = tl.where(x < 0, -size, size)
+        power = libdevice.pow(size, a)
     elif N == -1:
-        size = tl.sqrt_rn(tl.abs(x))
-        power = tl.where(x < 0, -size, size)
+        power = tl.sqrt_rn(size)
+    elif N == -2:
+        power = size * libdevice.cbrt(size)
     else:
-        power = x
+        power = size
+        square = size * size
         if N % 2 == 0:
-            power = x * tl.abs(x)
-        square = x * x
+            power = square
         for bit in tl.static_range(4):
             if (((N - 1) // 2) >> bit) % 2 == 1:
                 power = power * square
             square = square * square
-    return power
+    return tl.where(x < 0, -power, power)
 
 
 @triton.jit
-def _write(theta_ptr, weight_ptr, at, mask, theta, exponent, MIRROR: tl.constexpr, N: tl.constexpr):
-    tl.store(theta_ptr + at, theta, mask=mask)
+def _product(a, a_low, b, b_low):
+    """(a + a_low)(b + b_low) as such a pair: twice the precision."""
+    high = a * b
+    return high, tl.fma(a, b, -high) + (a * b_low + a_low * b)
+
+
+@triton.jit
+def _power_pair(x, low, N: tl.constexpr):
+    """(x + low)^N as a pair, for 3 ≤ N ≤ 15."""
+    TOP: tl.constexpr = 3 if N >= 8 else (2 if N >= 4 else 1)
+    power, power_low = x, low
+    for k in tl.static_range(TOP):
+        power, power_low = _product(power, power_low, power, power_low)
+        if (N >> (TOP - 1 - k)) % 2 == 1:
+            power, power_low = _product(power, power_low, x, low)
+    return power, power_low
+
+
+@triton.jit
+def _mirror_variable(weight_ptr, theta_ptr, at, mask, KEEP: tl.constexpr, N: tl.constexpr):
+    """θ as a pair. With KEEP it is read off the weight, which holds it more exactly than θ itself does (see
+    `_mirror_map.mirror_step`); θ is read where the weight underflows or overflows, and costs no traffic elsewhere."""
+    if KEEP:
+        weight = tl.load(weight_ptr + at, mask=mask, other=1.0)
+        size = tl.abs(weight)
+        usual = (size > 1e-29) & (size < float("inf"))
+        stored = tl.load(theta_ptr + at, mask=mask & (usual == 0), other=0.0)
+        root = tl.exp2(tl.log2(tl.where(usual, size, 1.0)) / N)
+        power, power_low = _power_pair(root, root * 0.0, N)
+        low = ((size - power) - power_low) * root / (N * power)  # Newton's step
+        theta = tl.where(usual, tl.where(weight < 0, -root, root), stored)
+        theta_low = tl.where(usual, tl.where(weight < 0, -low, low), 0.0)
+    else:
+        theta = tl.load(theta_ptr + at, mask=mask, other=0.0)
+        theta_low = theta * 0.0
+    return theta, theta_low
+
+
+@triton.jit
+def _mirror_step(
+    weight_ptr, theta_ptr, at, mask, theta, theta_low, direction, lr, pull, exponent,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """θ ← θ − lr·(direction + pull·θ), and the weight that it means."""
+    if KEEP:
+        change = lr * (direction + pull * theta) - theta_low
+        new = theta - change
+        lost = (theta - new) - change
+        size, size_low = _power_pair(tl.abs(new), tl.where(new < 0, -lost, lost), N)
+        size = tl.where(size < float("inf"), size + size_low, size)
+        weight = tl.where(new < 0, -size, size)
+    else:
+        new = theta - lr * (direction + pull * theta)
+        weight = _signed_power(new, exponent, N)
+    tl.store(theta_ptr + at, new, mask=mask)
     if MIRROR:
-        weight = _signed_power(theta, exponent, N)
         tl.store(weight_ptr + at, weight.to(weight_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _descend(
-    weight_ptr, grad_ptr, theta_ptr, buffer_ptr, norm_ptr, at, mask, lr, pull, momentum, exponent,
-    MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr,
+def _descend_kernel(
+    weight, grad, theta, buffer, norm, numel, blocks, lr, pull, exponent, momentum,
+    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
+    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    theta = tl.load(theta_ptr + at, mask=mask, other=0.0)
-    grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if TABLE:
+        row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 6
+        at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
+        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
+        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+        buffer = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        norm = tl.load(row + 4).to(tl.pointer_type(tl.float32))
+        numel = tl.load(row + 5)
+    else:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if TENSOR_LR:
+        lr = tl.load(lr).to(tl.float32)
+        pull = tl.load(pull).to(tl.float32)
+    mask = at < numel
+    x, x_low = _mirror_variable(weight, theta, at, mask, KEEP, N)
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     if MAXIMIZE:
-        grad = -grad
+        g = -g
     if NORMALIZE:
-        grad = grad / tl.load(norm_ptr)
+        g = g / tl.load(norm)
     if MOMENTUM:
-        buffer = momentum * tl.load(buffer_ptr + at, mask=mask, other=0.0) + grad
-        tl.store(buffer_ptr + at, buffer, mask=mask)
-        grad = grad + momentum * buffer if NESTEROV else buffer
-    theta -= lr * (grad + pull * theta)
-    _write(theta_ptr, weight_ptr, at, mask, theta, exponent, MIRROR, N)
+        b = momentum * tl.load(buffer + at, mask=mask, other=0.0) + g
+        tl.store(buffer + at, b, mask=mask)
+        g = g + momentum * b if NESTEROV else b
+    _mirror_step(weight, theta, at, mask, x, x_low, g, lr, pull, exponent, MIRROR, KEEP, N)
 
 
 @triton.jit
-def _adam(
-    weight_ptr, grad_ptr, theta_ptr, avg_ptr, avg_sq_ptr, step_ptr, at, mask, lr, pull,
-    weight1, beta2, weight2, log_beta1, log_beta2, eps, exponent,
-    MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
+def _adam_kernel(
+    weight, grad, theta, avg, avg_sq, step, numel, blocks, lr, pull, exponent,
+    weight1, beta2, weight2, log_beta1, log_beta2, eps,
+    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    theta = tl.load(theta_ptr + at, mask=mask, other=0.0)
-    grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    avg = tl.load(avg_ptr + at, mask=mask, other=0.0)
-    avg_sq = tl.load(avg_sq_ptr + at, mask=mask, other=0.0)
-    step = tl.load(step_ptr)
-    correction1 = -libdevice.expm1(step * log_beta1)  # 1 − β^t, accurate also for small t
-    correction2 = -libdevice.expm1(step * log_beta2)
+    if TABLE:
+        row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 7
+        at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
+        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
+        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+        avg = tl.load(row + 3).to(tl.pointer_type(tl.float32))
+        avg_sq = tl.load(row + 4).to(tl.pointer_type(tl.float32))
+        step = tl.load(row + 5).to(tl.pointer_type(tl.float32))
+        numel = tl.load(row + 6)
+    else:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if TENSOR_LR:
+        lr = tl.load(lr).to(tl.float32)
+        pull = tl.load(pull).to(tl.float32)
+    mask = at < numel
+    x, x_low = _mirror_variable(weight, theta, at, mask, KEEP, N)
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    m = tl.load(avg + at, mask=mask, other=0.0)
+    v = tl.load(avg_sq + at, mask=mask, other=0.0)
+    t = tl.load(step)
+    correction1 = -libdevice.expm1(t * log_beta1)  # 1 − β^t, accurate also for small t
+    correction2 = -libdevice.expm1(t * log_beta2)
     if MAXIMIZE:
-        grad = -grad
-    avg += weight1 * (grad - avg)  # weights are 1 − β: formed here, from a rounded β, they would be wrong
-    avg_sq = beta2 * avg_sq + weight2 * grad * grad
-    tl.store(avg_ptr + at, avg, mask=mask)
-    tl.store(avg_sq_ptr + at, avg_sq, mask=mask)
-    size = tl.sqrt(avg_sq) / tl.sqrt(correction2) + eps
-    theta -= lr * (avg / size / correction1 + pull * theta)
-    _write(theta_ptr, weight_ptr, at, mask, theta, exponent, MIRROR, N)
-
-
-@triton.jit
-def _descend_tensor(
-    weight, grad, theta, buffer, norm, numel, lr, pull, momentum, exponent,
-    TENSOR_LR: tl.constexpr, MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if TENSOR_LR:
-        lr = tl.load(lr).to(tl.float32)
-        pull = tl.load(pull).to(tl.float32)
-    _descend(
-        weight, grad, theta, buffer, norm, at, at < numel, lr, pull, momentum, exponent,
-        MIRROR, N, MAXIMIZE, MOMENTUM, NESTEROV, NORMALIZE,
-    )  # fmt: skip
-
-
-@triton.jit
-def _descend_table(
-    rows, blocks, lr, pull, momentum, exponent, WEIGHT: tl.constexpr, GRAD: tl.constexpr,
-    TENSOR_LR: tl.constexpr, MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = rows + tl.load(blocks + 2 * tl.program_id(0)) * 6
-    at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
-    single = tl.pointer_type(tl.float32)
-    weight = tl.load(row).to(tl.pointer_type(WEIGHT))
-    grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
-    theta = tl.load(row + 2).to(single)
-    buffer = tl.load(row + 3).to(single)
-    norm = tl.load(row + 4).to(single)
-    if TENSOR_LR:
-        lr = tl.load(lr).to(tl.float32)
-        pull = tl.load(pull).to(tl.float32)
-    _descend(
-        weight, grad, theta, buffer, norm, at, at < tl.load(row + 5), lr, pull, momentum, exponent,
-        MIRROR, N, MAXIMIZE, MOMENTUM, NESTEROV, NORMALIZE,
-    )  # fmt: skip
-
-
-@triton.jit
-def _adam_tensor(
-    weight, grad, theta, avg, avg_sq, step, numel, lr, pull,
-    weight1, beta2, weight2, log_beta1, log_beta2, eps, exponent,
-    TENSOR_LR: tl.constexpr, MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if TENSOR_LR:
-        lr = tl.load(lr).to(tl.float32)
-        pull = tl.load(pull).to(tl.float32)
-    _adam(
-        weight, grad, theta, avg, avg_sq, step, at, at < numel, lr, pull,
-        weight1, beta2, weight2, log_beta1, log_beta2, eps, exponent, MIRROR, N, MAXIMIZE,
-    )  # fmt: skip
-
-
-@triton.jit
-def _adam_table(
-    rows, blocks, lr, pull, weight1, beta2, weight2, log_beta1, log_beta2, eps, exponent,
-    WEIGHT: tl.constexpr, GRAD: tl.constexpr,
-    TENSOR_LR: tl.constexpr, MIRROR: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = rows + tl.load(blocks + 2 * tl.program_id(0)) * 7
-    at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
-    single = tl.pointer_type(tl.float32)
-    weight = tl.load(row).to(tl.pointer_type(WEIGHT))
-    grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
-    theta = tl.load(row + 2).to(single)
-    avg = tl.load(row + 3).to(single)
-    avg_sq = tl.load(row + 4).to(single)
-    step = tl.load(row + 5).to(single)
-    if TENSOR_LR:
-        lr = tl.load(lr).to(tl.float32)
-        pull = tl.load(pull).to(tl.float32)
-    _adam(
-        weight, grad, theta, avg, avg_sq, step, at, at < tl.load(row + 6), lr, pull,
-        weight1, beta2, weight2, log_beta1, log_beta2, eps, exponent, MIRROR, N, MAXIMIZE,
-    )  # fmt: skip
+        g = -g
+    m += weight1 * (g - m)  # weights are 1 − β: formed here, from a rounded β, they would be wrong
+    v = beta2 * v + weight2 * g * g
+    tl.store(avg + at, m, mask=mask)
+    tl.store(avg_sq + at, v, mask=mask)
+    size = tl.sqrt(v) / tl.sqrt(correction2) + eps
+    _mirror_step(weight, theta, at, mask, x, x_low, m / size / correction1, lr, pull, exponent, MIRROR, KEEP, N)
 
 
 def descend(
     columns: Sequence[Sequence[Tensor]], scalars: Sequence[float | Tensor], capturable: bool, **flags: Any
 ) -> None:
     """MirrorDescent's update; columns are weights, gradients, mirrors, momentum buffers, norms."""
-    _launch(_descend_tensor, _descend_table, columns, scalars, capturable, flags)
+    _launch(_descend_kernel, columns, scalars, capturable, flags)
 
 
 def adam(
     columns: Sequence[Sequence[Tensor]], scalars: Sequence[float | Tensor], capturable: bool, **flags: Any
 ) -> None:
     """MirrorAdam's update; columns are weights, gradients, mirrors, first moments, second moments, steps."""
-    _launch(_adam_tensor, _adam_table, columns, scalars, capturable, flags)
+    _launch(_adam_kernel, columns, scalars, capturable, flags)
 
 
 def _launch(
-    tensor_kernel: Any,
-    table_kernel: Any,
+    kernel: Any,
     columns: Sequence[Sequence[Tensor]],
     scalars: Sequence[float | Tensor],
     capturable: bool,
@@ -202,36 +207,79 @@ def _launch(
     """Columns are of one device and dtype, rows of one layout; scalars start with lr and the pull of weight decay."""
     weights, grads = columns[:2]
     scalars = [s if isinstance(s, Tensor) else float(s) for s in scalars]
-    flags = flags | {"TENSOR_LR": isinstance(scalars[0], Tensor), "BLOCK": BLOCK, "num_warps": WARPS}
+    flags |= {"TENSOR_LR": isinstance(scalars[0], Tensor), "BLOCK": BLOCK, "num_warps": WARPS}
+    flags |= {"WEIGHT": _DTYPES[weights[0].dtype], "GRAD": _DTYPES[grads[0].dtype]}
     device = weights[0].device
     with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        small: list[tuple[int, ...]] = []
+        small = [row for row in zip(*columns) if row[0].numel() < LARGE]
+        table = table_of(small, small[0][0], BLOCK, capturable) if small else None
         for row in zip(*columns):
             numel = row[0].numel()
-            if numel >= LARGE or (capturable and numel > 0):
-                tensor_kernel[(triton.cdiv(numel, BLOCK),)](*row, numel, *scalars, **flags)
-            elif numel > 0:
-                small.append((*(t.data_ptr() for t in row), numel))
-        if small:
-            stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
-            rows, blocks = _table(tuple(small), device, stream)
-            dtypes = {"WEIGHT": _DTYPES[weights[0].dtype], "GRAD": _DTYPES[grads[0].dtype]}
-            table_kernel[(len(blocks),)](rows, blocks, *scalars, **dtypes, **flags)
+            if numel >= LARGE or table is None:
+                blocks = triton.cdiv(numel, BLOCK)
+                kernel[(blocks,)](*row, numel, weights[0], *scalars, TABLE=False, **flags)
+        if table is not None:
+            rows = [table.rows] * len(columns)
+            kernel[(len(table.blocks),)](*rows, 0, table.blocks, *scalars, TABLE=True, **flags)
     # As every in-place change: autograd then refuses to use a value that it saved before.
     torch.autograd.graph.increment_version(weights)
 
 
-@lru_cache(maxsize=64)
-def _table(rows: tuple[tuple[int, ...], ...], device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
-    """The addresses and sizes `(tensors, columns)`, and for every block its tensor and its place in it `(blocks, 2)`.
+# Dual norms: Σ (|g|/m)^q and m = max |g|, block by block and then of every tensor, in an order that never changes.
 
-    Its content depends on the arguments alone, so a table made for earlier tensors at the same addresses still holds.
-    """
-    host = torch.tensor(rows, dtype=torch.int64)
-    counts = (host[:, -1] + BLOCK - 1) // BLOCK
-    tensor = torch.repeat_interleave(torch.arange(len(host)), counts)
-    place = torch.arange(len(tensor)) - (counts.cumsum(0) - counts)[tensor]
-    joined = torch.cat([host.flatten(), torch.stack([tensor, place], dim=1).flatten()])
-    if device.type == "cuda":
-        joined = joined.pin_memory().to(device, non_blocking=True)
-    return joined[: host.numel()].view_as(host), joined[host.numel() :].view(-1, 2)
+
+@triton.jit
+def _sum_blocks(rows, blocks, largest, sums, q, GRAD: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    row = rows + tl.load(blocks + 2 * i) * 2
+    at = tl.load(blocks + 2 * i + 1) * BLOCK + tl.arange(0, BLOCK)
+    grad = tl.load(row).to(tl.pointer_type(GRAD))
+    size = tl.abs(tl.load(grad + at, mask=at < tl.load(row + 1), other=0.0).to(tl.float32))
+    most = tl.max(size, axis=0)
+    scale = tl.where((most > 0) & (most < float("inf")), most, 1.0)
+    tl.store(largest + i, most)
+    tl.store(sums + i, tl.sum(_signed_power(size / scale, q, N), axis=0))
+
+
+@triton.jit
+def _sum_tensors(first, largest, sums, most_ptr, sum_ptr, q, N: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    start = tl.load(first + i)
+    end = tl.load(first + i + 1)
+    most = 0.0
+    for k in range(start, end, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        most = tl.maximum(most, tl.max(tl.load(largest + at, mask=at < end, other=0.0), axis=0))
+    scale = tl.where((most > 0) & (most < float("inf")), most, 1.0)
+    total = 0.0
+    for k in range(start, end, BLOCK):
+        at = k + tl.arange(0, BLOCK)
+        share = tl.load(largest + at, mask=at < end, other=0.0) / scale
+        part = tl.load(sums + at, mask=at < end, other=0.0) * _signed_power(share, q, N)
+        total += tl.sum(part, axis=0)
+    tl.store(most_ptr + i, most)
+    tl.store(sum_ptr + i, total)
+
+
+def power_sums(
+    weights: Sequence[Tensor], grads: Sequence[Tensor], q: float, capturable: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Of every gradient max |g| = m and Σ (|g|/m)^q; None where they cannot be computed here."""
+    dtype, device = grads[0].dtype, grads[0].device
+    if any(g.dtype != dtype or g.device != device or not g.is_contiguous() for g in grads):
+        return None
+    N = int(q) if q == int(q) and q <= 12 else 0
+    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
+        table = table_of([(g,) for g in grads], weights[0], SUM_BLOCK, capturable)
+        if table is None:
+            return None
+        blocks, tensors = len(table.blocks), len(grads)
+        largest, sums = torch.empty(2, max(blocks, 1), device=device)
+        most, total = torch.empty(2, tensors, device=device)
+        if blocks:
+            scalars = {"q": float(q), "N": N, "num_warps": 8}
+            _sum_blocks[(blocks,)](
+                table.rows, table.blocks, largest, sums, GRAD=_DTYPES[dtype], BLOCK=SUM_BLOCK, **scalars
+            )
+        _sum_tensors[(tensors,)](table.first, largest, sums, most, total, float(q), N=N, BLOCK=1024)
+    return most, total

@@ -1,0 +1,212 @@
+"""What MirrorDescent and MirrorAdam share: the step, and the mirror variable as state."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, StateDict
+
+from attsvm.errors import AttsvmError
+from attsvm.optim._fused import same_layout
+from attsvm.optim._mirror_map import has_mirror, means, mirror_of, state_dtype
+from attsvm.optim._shards import gradient, local
+
+MIRROR = "mirror"
+Tensors = list[Tensor]
+_FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
+
+
+def check_lr(lr: float | Tensor) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise AttsvmError(f"lr must be a number or a tensor of one element, but it has shape {tuple(lr.shape)}.")
+    check_at_least_zero("lr", lr)
+
+
+def check_at_least_zero(name: str, value: float | Tensor) -> None:
+    if not 0 <= value < math.inf:
+        raise AttsvmError(f"{name} must be finite and at least 0, but got {value}.")
+
+
+def check_p(p: float) -> None:
+    if isinstance(p, Tensor) or not 1 < p < math.inf:
+        raise AttsvmError(f"p must be a number with 1 < p < inf, but got {p!r}: choose e.g. p = 1.1 or 3.")
+
+
+def step_lr(lr: float | Tensor) -> float | Tensor:
+    """lr as the arithmetic wants it: a number, or a 0-dim tensor where reading it would sync or recompile."""
+    if not isinstance(lr, Tensor):
+        return lr
+    return lr.squeeze() if torch.compiler.is_compiling() or lr.is_cuda else lr.item()
+
+
+def zeros_like(param: Tensor) -> Tensor:
+    """A state tensor laid out and sharded as the parameter."""
+    return torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
+
+
+class MirrorOptimizer(Optimizer):
+    """The state handling of the mirror optimizers."""
+
+    # The counter of in-place changes of every weight, by id, as this optimizer left it; not part of the saved state.
+    _versions: dict[int, int]
+    # How many lists of states a step works on.
+    _state_columns: int
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        if defaults["fused"] and defaults["foreach"]:
+            raise AttsvmError("fused and foreach cannot both be True.")
+        self._versions = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        check_lr(group["lr"])
+        check_p(group["p"])
+        check_at_least_zero("weight_decay", group["weight_decay"])
+        if any(param.is_complex() for param in group["params"]):
+            raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._versions = {}
+        for group in self.param_groups:
+            for name, value in _FLAGS.items():
+                group.setdefault(name, value)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Perform one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        self._check_capture()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params, weights, grads, mirrors, *states = ([] for _ in range(4 + self._state_columns))
+            self._init_group(group, params, weights, grads, mirrors, *states)
+            if params:
+                self._step_group(group, weights, grads, mirrors, *states)
+                self._remember(params, weights)
+        return loss
+
+    def _init_group(self, group: dict[str, Any], params: Tensors, weights: Tensors, *columns: Tensors) -> None:
+        """Collect what has a gradient: local weights; columns of gradients, local mirror variables and other states.
+
+        By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
+        """
+        grads, mirrors, *states = columns
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            weight = local(param)
+            params.append(param)
+            weights.append(weight)
+            grads.append(gradient(param))
+            mirrors.append(self._mirror(param, weight, group["p"]))
+            for column, state in zip(states, self._init_state(group, param, weight)):
+                column.append(state)
+
+    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+        """The local states of a parameter, made on the first step."""
+        raise NotImplementedError
+
+    def _step_group(
+        self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
+    ) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def resync(self) -> None:
+        """Make the mirror variables anew from the weights.
+
+        Call it after changing weights through ``.data`` or under ``torch.compile``, and after changing a group's
+        ``p``. Other in-place changes between two steps are noticed by the step itself.
+        """
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state.get(param, {})
+                if MIRROR not in state:
+                    continue
+                if has_mirror(param, group["p"]):
+                    local(state[MIRROR]).copy_(mirror_of(local(param), group["p"]))
+                else:
+                    del state[MIRROR]
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load the state as torch does, but leave that of bf16 and fp16 parameters in float32.
+
+        A state of torch's optimizers is taken too: AdamW's moments go on in MirrorAdam, SGD's momentum in
+        MirrorDescent. Options that the saved groups have, such as lr, are theirs; those that they lack, such as p, stay
+        as they are here; and the mirror variable is made from the weights.
+        """
+        loaded: StateDict = {}
+        own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
+
+        def fill(_: Optimizer, hooked: StateDict) -> StateDict:
+            groups = hooked["param_groups"]
+            if len(groups) == len(own):  # else torch refuses
+                groups = [{**mine, **saved} for mine, saved in zip(own, groups)]
+            loaded.update({**hooked, "param_groups": groups})
+            return loaded
+
+        hook = self.register_load_state_dict_pre_hook(fill)  # the last of the hooks: it sees what the others made
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        saved = chain.from_iterable(group["params"] for group in loaded["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, param in zip(saved, params):
+            for name, value in loaded["state"].get(key, {}).items():
+                if value is None:  # SGD's momentum before its first step
+                    del self.state[param][name]
+                elif name != "step" and isinstance(value, Tensor):
+                    value = value.to(device=param.device, dtype=state_dtype(param))
+                    # The kernels walk through memory, so the state lies in it as the parameter does.
+                    self.state[param][name] = value if same_layout(value, param) else zeros_like(param).copy_(value)
+
+    def _check_capture(self) -> None:
+        """torch's own check is private and has changed its name."""
+        if torch.compiler.is_compiling() or all(group["capturable"] for group in self.param_groups):
+            return
+        if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
+            raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
+
+    def _mirror(self, param: Tensor, weight: Tensor, p: float) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
+        if not has_mirror(weight, p):
+            return weight
+        state = self.state[param]
+        if MIRROR not in state:
+            state[MIRROR] = zeros_like(param)
+            theta = local(state[MIRROR])
+            theta.copy_(mirror_of(weight, p))
+            return theta
+        theta = local(state[MIRROR])
+        if self._versions.get(id(param)) != weight._version and not _capturing(weight):
+            # Somebody wrote to the weight, or the state was loaded: where θ no longer means it, the weight wins.
+            theta.copy_(torch.where(means(theta, weight, p), theta, mirror_of(weight, p)))
+        return theta
+
+    def _remember(self, params: list[Tensor], weights: list[Tensor]) -> None:
+        """Note the weights as the step left them."""
+        if not torch.compiler.is_compiling():
+            self._versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+
+
+def _capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,173 @@
+"""The mirror map of ψ = ‖W‖_p^p / p entry by entry, θ = sign(w)|w|^(p−1) and w = sign(θ)|θ|^(1/(p−1)), and its step."""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Up to here x^n by multiplication errs by less than 1e-6 in float32 and is faster than `pow`.
+LARGEST_WHOLE_EXPONENT = 12
+# From here on a rounding of θ is so much larger in the weight that it is kept: see `mirror_step`.
+LEAST_KEPT_EXPONENT = 3
+
+Scratch = tuple[Tensor | None, ...]
+NO_SCRATCH: Scratch = (None, None, None)
+
+
+def inverse_exponent(p: float) -> float:
+    """1/(p − 1), whole where the decimal p means a whole number: 10 for p = 1.1."""
+    a = 1 / (p - 1)
+    return float(round(a)) if abs(a - round(a)) < 1e-12 * a else a
+
+
+def whole_exponent(a: float) -> int:
+    """`a` where powers are taken by multiplication, else 0."""
+    return int(a) if a == int(a) and a <= LARGEST_WHOLE_EXPONENT else 0
+
+
+def power(x: Tensor, k: int, out: Tensor | None = None) -> Tensor:
+    """x^k by squares and cubes, for k ≥ 2."""
+    if k <= 3:
+        return torch.pow(x, k, out=out)
+    if k % 3 == 0:
+        return power(x, k // 3, out).pow_(3)
+    if k % 2 == 0:
+        return power(x, k // 2, out).pow_(2)
+    return power(x, k - 1, out).mul_(x)
+
+
+def signed_power(x: Tensor, a: float, scratch: Scratch = NO_SCRATCH) -> Tensor:
+    """sign(x)|x|^a; x itself for a = 1."""
+    n = whole_exponent(a)
+    if n == 1:
+        return x
+    if n:
+        return _slope(x, n, scratch[0]).mul_(x)
+    return torch.copysign(torch.abs(x, out=scratch[0]).pow_(a), x)
+
+
+def _slope(x: Tensor, n: int, out: Tensor | None) -> Tensor:
+    """|x|^(n−1), for n ≥ 2."""
+    if n == 2:
+        return torch.abs(x, out=out)
+    return power(x, n - 1, out) if n % 2 else power(x, n - 1, out).abs_()
+
+
+def state_dtype(param: Tensor) -> torch.dtype:
+    """Of the mirror variable and the moments: float32 for bf16 and fp16, so that θ doubles as master weights."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def has_mirror(param: Tensor, p: float) -> bool:
+    """Whether θ is kept apart from the weight: not for p = 2 in full precision, where they are the same."""
+    return p != 2 or param.dtype != state_dtype(param)
+
+
+def keeps_roundings(weight: Tensor, theta: Tensor, a: float) -> int:
+    """The exponent, where the weight holds what the rounding of θ lost; else 0."""
+    n = whole_exponent(a)
+    return n if n >= LEAST_KEPT_EXPONENT and weight.dtype == theta.dtype else 0
+
+
+def mirror_of(weight: Tensor, p: float) -> Tensor:
+    """θ of a plain weight, in the precision of the state."""
+    return signed_power(weight.detach().to(state_dtype(weight)), p - 1)
+
+
+def means(theta: Tensor, weight: Tensor, p: float) -> Tensor:
+    """Where the weight is that of θ, up to roundings."""
+    a = inverse_exponent(p)
+    expected = signed_power(theta, a).to(weight.dtype)
+    tolerance = (1 if weight.dtype != theta.dtype else 16 + a) * torch.finfo(weight.dtype).eps
+    return torch.isclose(weight, expected, rtol=tolerance, atol=0, equal_nan=True)
+
+
+def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Tensor:
+    """The c for which θ ← θ − lr·cθ multiplies W by 1 − lr·weight_decay: (1 − (1 − lr·weight_decay)^(p−1))/lr.
+
+    As lr → 0 this is weight_decay·(p − 1): cθ is then the gradient of weight_decay·(p − 1)ψ. As a part of the step, and
+    not as a factor of θ, it is added before θ is rounded: a float32 factor near 1 is off by 3e-8 in every step.
+    """
+    limit = weight_decay * (p - 1)
+    if weight_decay == 0 or p == 2:
+        return limit
+    if isinstance(lr, Tensor):
+        shrink = -torch.expm1((p - 1) * torch.log1p(-(lr * weight_decay).clamp(max=1)))
+        return torch.where(lr > 0, shrink / lr, limit)
+    if lr == 0:
+        return limit
+    return (-math.expm1((p - 1) * math.log1p(-lr * weight_decay)) if lr * weight_decay < 1 else 1.0) / lr
+
+
+def leaves_weights(lr: float | Tensor) -> bool:
+    """With lr = 0 the weights keep every bit: torch's checkpointing makes the state by such a step."""
+    return not isinstance(lr, Tensor) and lr == 0
+
+
+def mirror_step(
+    weight: Tensor,
+    theta: Tensor,
+    direction: Tensor,
+    divisor: Tensor | None,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    scratch: Scratch = NO_SCRATCH,
+) -> None:
+    """θ ← θ − lr·(direction/divisor + pull·θ), weight ← sign(θ)|θ|^a. At p = 2 `theta` may be `weight` itself.
+
+    A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. But the weight is
+    stored too, and `a` times as fine: with x the exact mirror variable, θ = x rounded, and the weight |x|^a rounded,
+    the weight differs from |θ|^a by a·|θ|^(a−1)·(x − θ). So x is read off the pair, and no step loses more than the
+    rounding of the weight. (θ alone counts where |θ|^a underflows, and in bf16 weights, which are coarser than θ.)
+    """
+    if leaves_weights(lr):
+        return
+    n = keeps_roundings(weight, theta, a)
+    if not n:
+        if divisor is not None:
+            direction = torch.div(direction, divisor, out=scratch[2])
+        _subtract(theta, _sum(direction, theta, pull, scratch[0]), lr)  # one sum, one rounding of θ
+        if theta is not weight:
+            weight.copy_(signed_power(theta, a, scratch))
+        return
+    expected = signed_power(theta, n, scratch)
+    change = torch.sub(weight, expected, out=scratch[1]).div_(expected)
+    # A ratio that says more than a rounding is not ours: 0/0, or a weight overwritten through `.data`.
+    most = n * torch.finfo(theta.dtype).eps
+    change.nan_to_num_(0.0, 0.0, 0.0).clamp_(-most, most).mul_(theta)
+    _subtract(change, theta, n * lr * pull)
+    if divisor is None:
+        _subtract(change, direction, n * lr)
+    else:
+        _subtract_ratio(change, direction, divisor, n * lr)
+    new = torch.add(theta, change, alpha=1 / n, out=scratch[0])
+    lost = change.add_(theta.sub_(new), alpha=n)
+    if divisor is None:  # an infinite gradient makes an infinite weight, as in SGD; in Adam inf/inf is nan already
+        lost.nan_to_num_(0.0, 0.0, 0.0)
+    theta.copy_(new)
+    slope = _slope(theta, n, scratch[0])
+    torch.mul(slope, lost.add_(theta), out=weight)
+
+
+def _sum(x: Tensor, y: Tensor, factor: float | Tensor, out: Tensor | None) -> Tensor:
+    """x + factor·y; x itself for a factor of 0."""
+    if isinstance(factor, Tensor):
+        return x + y * factor
+    return torch.add(x, y, alpha=factor, out=out) if factor != 0 else x
+
+
+def _subtract(x: Tensor, y: Tensor, factor: float | Tensor) -> None:
+    """x ← x − factor·y."""
+    if isinstance(factor, Tensor):
+        x.sub_(y * factor)
+    elif factor != 0:
+        x.add_(y, alpha=-factor)
+
+
+def _subtract_ratio(x: Tensor, y: Tensor, z: Tensor, factor: float | Tensor) -> None:
+    """x ← x − factor·y/z."""
+    if isinstance(factor, Tensor):
+        x.sub_(y / z * factor)
+    else:
+        x.addcdiv_(y, z, value=-factor)

@@ -1,0 +1,29 @@
+"""Sharded parameters (DTensor): all arithmetic is entrywise, so it is done on the local shards."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attsvm.errors import AttsvmError
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def local(t: Tensor) -> Tensor:
+    if type(t) in _PLAIN:
+        return t
+    return t.to_local() if hasattr(t, "to_local") else t  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def gradient(param: Tensor) -> Tensor:
+    """The gradient, sharded as the parameter is."""
+    grad: Any = param.grad
+    if grad.layout != torch.strided:
+        raise AttsvmError("mirror optimizers take dense gradients, but one is sparse: use sparse=False in Embedding.")
+    if type(param) in _PLAIN:
+        return grad
+    placements = getattr(param, "placements", None)
+    if placements is not None and grad.placements != placements:
+        return grad.redistribute(placements=placements)
+    return grad
