@@ -45,10 +45,11 @@ CUDA_CASES: list[tuple[str, int, Make]] = [
     ("MirrorDescent p=1.1", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1)),
     ("MirrorDescent p=1.5", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.5)),
     ("MirrorDescent p=1.75", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.75)),
+    ("MirrorDescent p=1.4", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.4)),
     ("MirrorDescent p=3", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=3)),
     ("MirrorDescent p=2", 12, lambda ps: MirrorDescent(ps, lr=1e-6, p=2)),
     ("MirrorDescent p=1.1 momentum", 24, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, momentum=0.9)),
-    ("MirrorDescent p=1.1 normalised", 24, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, normalize="tensor")),
+    ("MirrorDescent p=1.1 normalised", 20, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, normalize="tensor")),
     ("MirrorDescent p=1.1 foreach", 16, lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, foreach=True)),
     ("plain sign/abs/pow p=1.1", 16, lambda ps: Plain(ps, lr=1e-6, p=1.1)),
     ("torch SGD fused", 12, lambda ps: torch.optim.SGD(ps, lr=1e-6, fused=True)),
@@ -161,22 +162,29 @@ def bars(table: dict[str, dict[str, float]]) -> dict[str, tuple[float, str, bool
     return result
 
 
-def sweep() -> dict[str, float]:
+def sweep() -> dict[str, list[float]]:
     """The large case for other block sizes of the kernels."""
     from attsvm.optim import _triton
 
     default, result = (_triton.BLOCK, _triton.WARPS), {}
     print(f"\nblock sizes (default {default}), ms")
-    for block, warps in [(512, 4), (1024, 4), (1024, 8), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16)]:
+    cases = {
+        "MirrorDescent p=1.1": lambda ps: MirrorDescent(ps, lr=1e-6),
+        "MirrorDescent p=1.5": lambda ps: MirrorDescent(ps, lr=1e-6, p=1.5),
+        "MirrorDescent p=1.4": lambda ps: MirrorDescent(ps, lr=1e-6, p=1.4),
+        "MirrorAdam p=1.1": lambda ps: MirrorAdam(ps, lr=1e-6),
+    }
+    print(f"{'':10}" + "".join(f"{name:>22}" for name in cases))
+    for block, warps in [(256, 2), (512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 16), (4096, 16)]:
         _triton.BLOCK, _triton.WARPS = block, warps
         times = []
-        for make in (lambda ps: MirrorDescent(ps, lr=1e-6), lambda ps: MirrorAdam(ps, lr=1e-6)):
+        for make in cases.values():
             optimizer = make(parameters(LARGE, "cuda"))
-            times.append(1e3 * cuda_seconds(optimizer.step, repeats=10))
+            times.append(1e3 * cuda_seconds(optimizer.step, repeats=8))
             del optimizer
             torch.cuda.empty_cache()
         result[f"{block}/{warps}"] = times
-        print(f"{block:6} {warps:3} MirrorDescent {times[0]:7.3f} MirrorAdam {times[1]:7.3f}", flush=True)
+        print(f"{block:6} {warps:3}" + "".join(f"{time:22.3f}" for time in times), flush=True)
     _triton.BLOCK, _triton.WARPS = default
     return result
 

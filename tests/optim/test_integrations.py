@@ -1,6 +1,7 @@
 """The mirror optimizers inside Hugging Face Trainer, Accelerate and Lightning, as a user would write it."""
 
 import logging
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from two_processes import run_pair
 
 from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
 
@@ -225,6 +227,41 @@ def test_accumulated_gradients_make_the_steps_of_large_batches(make):
             scheduler.step()
     for a, b in zip(model.parameters(), halves[0].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def _pair(rank: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    for name, make in MAKERS.items():
+        accelerator, *pair = accelerated(make)
+        assert accelerator.num_processes == 2
+        epoch(accelerator, *pair)
+        accelerator.save_state(f"{folder}/{name}")
+        epoch(accelerator, *pair)
+        # Each process saw half of every batch: together the steps of one that sees it whole.
+        alone = small_network()
+        optimizer = make(alone)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+        for _ in range(2):
+            for X, y in DataLoader(points(), batch_size=8):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(alone(X), y).backward()
+                nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+                optimizer.step()
+                for _ in range(2):  # Accelerate counts the steps of all processes
+                    scheduler.step()
+        for a, b in zip(alone.parameters(), pair[0].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+        accelerator, *resumed = accelerated(make)
+        accelerator.load_state(f"{folder}/{name}")
+        epoch(accelerator, *resumed)
+        assert same(pair[0], resumed[0])
+
+
+@pytest.mark.slow
+def test_accelerate_with_two_processes(tmp_path):
+    pytest.importorskip("accelerate")
+    run_pair(_pair, str(tmp_path))
 
 
 # Lightning

@@ -3,8 +3,6 @@
 import copy
 import io
 import pickle
-import tempfile
-import warnings
 
 import pytest
 import torch
@@ -399,8 +397,7 @@ def test_fused_is_the_default_on_cuda_and_can_be_switched_off(monkeypatch):
             assert seen == expected
 
 
-def _ddp(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=2)
+def _ddp(rank: int) -> None:
     for make in MAKERS.values():
         model = nn.parallel.DistributedDataParallel(network())
         optimizer = make(model.parameters())
@@ -414,7 +411,6 @@ def _ddp(rank: int, folder: str) -> None:
         fit(alone, make(alone.parameters()), range(3))
         for a, b in zip(model.parameters(), alone.parameters()):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    dist.destroy_process_group()
 
 
 def _fsdp2(rank: int, folder: str) -> None:
@@ -423,7 +419,6 @@ def _fsdp2(rank: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/fsdp", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
 
     def sharded() -> nn.Sequential:
@@ -466,17 +461,13 @@ def _fsdp2(rank: int, folder: str) -> None:
         steps(resumed, again, range(3, 5))
         for a, b in zip(model.parameters(), resumed.parameters()):
             assert torch.equal(a.to_local(), b.to_local())
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
-def test_ddp_and_fsdp2_with_two_processes(tmp_path):
-    run_pair(_worker, lambda: (tempfile.mkdtemp(dir=tmp_path),))
-
-
-def _worker(rank: int, folder: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    _ddp(rank, folder)
-    _fsdp2(rank, folder)
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_with_two_processes(wrap, tmp_path):
+    if wrap == "ddp":
+        run_pair(_ddp)
+    else:
+        run_pair(_fsdp2, str(tmp_path))

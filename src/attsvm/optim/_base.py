@@ -108,19 +108,17 @@ class MirrorOptimizer(Optimizer):
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
-        grads, mirrors, *states = columns
+        p = group["p"]
+        rows = []
         for param in group["params"]:
-            if param.grad is None:
-                continue
-            weight = local(param)
-            params.append(param)
-            weights.append(weight)
-            grads.append(gradient(param))
-            mirrors.append(self._mirror(param, weight, group["p"]))
-            for column, state in zip(states, self._init_state(group, param, weight)):
-                column.append(state)
+            if param.grad is not None:
+                weight = local(param)
+                theta = self._mirror(param, weight, p) if has_mirror(weight, p) else weight
+                rows.append((param, weight, gradient(param), theta, *self._init_state(group, param)))
+        for column, values in zip((params, weights, *columns), zip(*rows)):
+            column.extend(values)
 
-    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+    def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         """The local states of a parameter, made on the first step."""
         raise NotImplementedError
 
@@ -188,14 +186,11 @@ class MirrorOptimizer(Optimizer):
 
     def _mirror(self, param: Tensor, weight: Tensor, p: float) -> Tensor:
         """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
-        if not has_mirror(weight, p):
-            return weight
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
-            theta = local(state[MIRROR])
-            theta.copy_(mirror_of(weight, p))
-            return theta
+            local(state[MIRROR]).copy_(mirror_of(weight, p))
+            return local(state[MIRROR])
         theta = local(state[MIRROR])
         if self._versions.get(id(param)) != weight._version and not _capturing(weight):
             # Somebody wrote to the weight, or the state was loaded: where θ no longer means it, the weight wins.

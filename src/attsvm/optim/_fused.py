@@ -17,6 +17,7 @@ except ImportError:  # Triton comes with CUDA builds of torch
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 F = TypeVar("F")
+Row = tuple[Tensor, ...]
 
 
 def outside_compiled(function: F) -> F:
@@ -61,9 +62,9 @@ def launches(
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
-) -> Iterator[tuple[list[list[Tensor]], tuple[float | Tensor, float | Tensor, float], dict[str, Any]]]:
-    """For every device and dtype: columns as the kernels take them; lr, pull and exponent; what is compiled in."""
-    parts: dict[Any, list[tuple[Tensor, ...]]] = {}
+) -> Iterator[tuple[list[Row], tuple[float | Tensor, float | Tensor, float], dict[str, Any]]]:
+    """For every device and dtype: rows as the kernels take them; lr, pull and exponent; what is compiled in."""
+    parts: dict[Any, list[Row]] = {}
     for row in zip(weights, grads, mirrors, *states):
         if row[0].numel() > 0:
             parts.setdefault((row[0].device, row[0].dtype, row[1].dtype), []).append(_in_order(row))
@@ -76,13 +77,13 @@ def launches(
             "N": {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a)),
             "KEEP": n > 0 and not leaves_weights(lr),
         }
-        yield [list(column) for column in zip(*rows)], (*_both(lr, pull, device), a), flags
+        yield rows, (*_both(lr, pull, device), a), flags
 
 
-def _in_order(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _in_order(row: Row) -> Row:
     """The row with all entries in the weight's order in memory, through which the kernels walk."""
     weight, grad, *states = row
-    if weight.is_contiguous() and all(t.is_contiguous() for t in row):
+    if weight.is_contiguous() and grad.is_contiguous() and states[0].is_contiguous():  # other states lie as θ does
         return row
     if not all(t.shape != weight.shape or same_layout(t, weight) for t in states):
         raise AttsvmError(

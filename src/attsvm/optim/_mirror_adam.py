@@ -125,7 +125,7 @@ class MirrorAdam(MirrorOptimizer):
             raise AttsvmError(f"betas must be two numbers with 0 <= beta < 1, but got {group['betas']}.")
         check_at_least_zero("eps", group["eps"])
 
-    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+    def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         state = self.state[param]
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -279,8 +279,8 @@ def _fused_mirror_adam(
     torch._foreach_add_(state_steps, 1)
     settings = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
     states = mirrors, exp_avgs, exp_avg_sqs, state_steps
-    for columns, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
-        kernels().adam(columns, (*scalars, *settings), capturable, **compiled, MAXIMIZE=maximize)
+    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+        kernels().adam(rows, (*scalars, *settings), capturable, **compiled, MAXIMIZE=maximize)
 
 
 def _logs(beta1: float, beta2: float) -> tuple[float, float]:

@@ -141,7 +141,7 @@ class MirrorDescent(MirrorOptimizer):
             group.setdefault("nesterov", False)
             group.setdefault("normalize", None)
 
-    def _init_state(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Sequence[Tensor]:
+    def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         if group["momentum"] == 0:
             return ()
         state = self.state[param]
@@ -263,5 +263,5 @@ def _fused_mirror_descent(
 ) -> None:
     flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
     states = mirrors, momentum_buffers or mirrors, norms or mirrors
-    for columns, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
-        kernels().descend(columns, (*scalars, momentum), capturable, **compiled, **flags)
+    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+        kernels().descend(rows, (*scalars, momentum), capturable, **compiled, **flags)

@@ -60,7 +60,7 @@ def state_dtype(param: Tensor) -> torch.dtype:
 
 def has_mirror(param: Tensor, p: float) -> bool:
     """Whether θ is kept apart from the weight: not for p = 2 in full precision, where they are the same."""
-    return p != 2 or param.dtype != state_dtype(param)
+    return p != 2 or param.dtype not in (torch.float32, torch.float64)
 
 
 def keeps_roundings(weight: Tensor, theta: Tensor, a: float) -> int:

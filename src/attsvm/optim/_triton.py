@@ -19,7 +19,7 @@ from triton.language.extra import libdevice
 from attsvm.optim._tables import table_of
 
 LARGE = 1 << 20  # a tensor of so many entries gets its own launch
-BLOCK = 1024
+BLOCK = 512
 WARPS = 4
 SUM_BLOCK = 4096
 
@@ -49,41 +49,45 @@ def _signed_power(x, a, N: tl.constexpr):
 
 
 @triton.jit
-def _product(a, a_low, b, b_low):
-    """(a + a_low)(b + b_low) as such a pair: twice the precision."""
-    high = a * b
-    return high, tl.fma(a, b, -high) + (a * b_low + a_low * b)
-
-
-@triton.jit
-def _power_pair(x, low, N: tl.constexpr):
-    """(x + low)^N as a pair, for 3 ≤ N ≤ 15."""
+def _power_pair(x, low, LOW: tl.constexpr, N: tl.constexpr):
+    """(x + low)^N for 3 ≤ N ≤ 15 as a number and what its rounding left: twice the precision. Without LOW, low is 0."""
     TOP: tl.constexpr = 3 if N >= 8 else (2 if N >= 4 else 1)
-    power, power_low = x, low
+    power = x * x
+    rest = tl.fma(x, x, -power)
+    if LOW:
+        rest += 2 * x * low
     for k in tl.static_range(TOP):
-        power, power_low = _product(power, power_low, power, power_low)
+        if k > 0:
+            square = power * power
+            rest = tl.fma(power, power, -square) + 2 * power * rest
+            power = square
         if (N >> (TOP - 1 - k)) % 2 == 1:
-            power, power_low = _product(power, power_low, x, low)
-    return power, power_low
+            product = power * x
+            rest = tl.fma(power, x, -product) + rest * x
+            if LOW:
+                rest += power * low
+            power = product
+    return power, rest
 
 
 @triton.jit
 def _mirror_variable(weight_ptr, theta_ptr, at, mask, KEEP: tl.constexpr, N: tl.constexpr):
     """θ as a pair. With KEEP it is read off the weight, which holds it more exactly than θ itself does (see
-    `_mirror_map.mirror_step`); θ is read where the weight underflows or overflows, and costs no traffic elsewhere."""
+    `_mirror_map.mirror_step`); θ is read where the weight underflows, and costs no traffic elsewhere."""
     if KEEP:
         weight = tl.load(weight_ptr + at, mask=mask, other=1.0)
         size = tl.abs(weight)
-        usual = (size > 1e-29) & (size < float("inf"))
-        stored = tl.load(theta_ptr + at, mask=mask & (usual == 0), other=0.0)
-        root = tl.exp2(tl.log2(tl.where(usual, size, 1.0)) / N)
-        power, power_low = _power_pair(root, root * 0.0, N)
-        low = ((size - power) - power_low) * root / (N * power)  # Newton's step
-        theta = tl.where(usual, tl.where(weight < 0, -root, root), stored)
+        usual = size > 1e-29
+        theta = tl.load(theta_ptr + at, mask=mask & (usual == 0), other=0.0)
+        root = tl.exp2(libdevice.fast_log2f(size) * (1.0 / N))
+        power, rest = _power_pair(root, 0.0, False, N)
+        # Newton's step, which nearly doubles the digits: approximations will do for all but the difference.
+        low = libdevice.fast_dividef(((size - power) - rest) * root, N * power)
+        theta = tl.where(usual, tl.where(weight < 0, -root, root), theta)
         theta_low = tl.where(usual, tl.where(weight < 0, -low, low), 0.0)
     else:
         theta = tl.load(theta_ptr + at, mask=mask, other=0.0)
-        theta_low = theta * 0.0
+        theta_low = theta
     return theta, theta_low
 
 
@@ -96,10 +100,10 @@ def _mirror_step(
     if KEEP:
         change = lr * (direction + pull * theta) - theta_low
         new = theta - change
-        lost = (theta - new) - change
-        size, size_low = _power_pair(tl.abs(new), tl.where(new < 0, -lost, lost), N)
-        size = tl.where(size < float("inf"), size + size_low, size)
-        weight = tl.where(new < 0, -size, size)
+        power, rest = _power_pair(new, (theta - new) - change, True, N)
+        weight = tl.where(tl.abs(power) < float("inf"), power + rest, power)
+        if N % 2 == 0:
+            weight = tl.where(new < 0, -weight, weight)
     else:
         new = theta - lr * (direction + pull * theta)
         weight = _signed_power(new, exponent, N)
@@ -183,46 +187,38 @@ def _adam_kernel(
     _mirror_step(weight, theta, at, mask, x, x_low, m / size / correction1, lr, pull, exponent, MIRROR, KEEP, N)
 
 
-def descend(
-    columns: Sequence[Sequence[Tensor]], scalars: Sequence[float | Tensor], capturable: bool, **flags: Any
-) -> None:
-    """MirrorDescent's update; columns are weights, gradients, mirrors, momentum buffers, norms."""
-    _launch(_descend_kernel, columns, scalars, capturable, flags)
+Rows = Sequence[tuple[Tensor, ...]]
 
 
-def adam(
-    columns: Sequence[Sequence[Tensor]], scalars: Sequence[float | Tensor], capturable: bool, **flags: Any
-) -> None:
-    """MirrorAdam's update; columns are weights, gradients, mirrors, first moments, second moments, steps."""
-    _launch(_adam_kernel, columns, scalars, capturable, flags)
+def descend(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
+    """MirrorDescent's update; a row is a weight, its gradient, mirror variable, momentum buffer and norm."""
+    _launch(_descend_kernel, rows, scalars, capturable, flags)
+
+
+def adam(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
+    """MirrorAdam's update; a row is a weight, its gradient, mirror variable, two moments and step."""
+    _launch(_adam_kernel, rows, scalars, capturable, flags)
 
 
 def _launch(
-    kernel: Any,
-    columns: Sequence[Sequence[Tensor]],
-    scalars: Sequence[float | Tensor],
-    capturable: bool,
-    flags: dict[str, Any],
+    kernel: Any, rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, flags: dict[str, Any]
 ) -> None:
-    """Columns are of one device and dtype, rows of one layout; scalars start with lr and the pull of weight decay."""
-    weights, grads = columns[:2]
+    """Rows are of one device and dtype, and each of one layout; scalars start with lr and the pull of weight decay."""
+    weight, grad = rows[0][:2]
     scalars = [s if isinstance(s, Tensor) else float(s) for s in scalars]
     flags |= {"TENSOR_LR": isinstance(scalars[0], Tensor), "BLOCK": BLOCK, "num_warps": WARPS}
-    flags |= {"WEIGHT": _DTYPES[weights[0].dtype], "GRAD": _DTYPES[grads[0].dtype]}
-    device = weights[0].device
-    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        small = [row for row in zip(*columns) if row[0].numel() < LARGE]
+    flags |= {"WEIGHT": _DTYPES[weight.dtype], "GRAD": _DTYPES[grad.dtype]}
+    with torch.cuda.device(weight.device) if weight.is_cuda else torch.no_grad():
+        small = [row for row in rows if row[0].numel() < LARGE]
         table = table_of(small, small[0][0], BLOCK, capturable) if small else None
-        for row in zip(*columns):
+        for row in rows if table is None else (row for row in rows if row[0].numel() >= LARGE):
             numel = row[0].numel()
-            if numel >= LARGE or table is None:
-                blocks = triton.cdiv(numel, BLOCK)
-                kernel[(blocks,)](*row, numel, weights[0], *scalars, TABLE=False, **flags)
+            kernel[(triton.cdiv(numel, BLOCK),)](*row, numel, weight, *scalars, TABLE=False, **flags)
         if table is not None:
-            rows = [table.rows] * len(columns)
-            kernel[(len(table.blocks),)](*rows, 0, table.blocks, *scalars, TABLE=True, **flags)
+            addresses = [table.rows] * len(rows[0])
+            kernel[(len(table.blocks),)](*addresses, 0, table.blocks, *scalars, TABLE=True, **flags)
     # As every in-place change: autograd then refuses to use a value that it saved before.
-    torch.autograd.graph.increment_version(weights)
+    torch.autograd.graph.increment_version([row[0] for row in rows])
 
 
 # Dual norms: Σ (|g|/m)^q and m = max |g|, block by block and then of every tensor, in an order that never changes.
