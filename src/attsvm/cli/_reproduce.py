@@ -37,6 +37,10 @@ def reproduce_command(
         list[str] | None,
         typer.Option(help="NAME=PATH of a data set that experiments need; repeatable. Also a Hugging Face name."),
     ] = None,
+    jobs: Annotated[
+        Path | None,
+        typer.Option(help="Compute elsewhere: folder for batches as files; see python -m attsvm.experiments.jobs."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Reproduce figures and theorems of the papers, and check whether each came out."""
@@ -52,12 +56,14 @@ def reproduce_command(
     found = find(experiments)
     sources = open_sources(data or [], CATALOG.values())
     chosen, left_out = with_data(found, sources, experiments)
-    if device != "cpu":
+    if jobs is not None and (scheduler is not None or workers):
+        raise AttsvmError("--jobs computes elsewhere: leave --workers and --scheduler out.")
+    if device != "cpu" and jobs is None:
         as_device(device)
         if scheduler is not None or workers:
             raise AttsvmError(f"--device {device} computes in this process: leave --workers and --scheduler out.")
         workers = 0
-    backend = Backend(_cores() if workers is None else workers, scheduler)
+    backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,6 +72,13 @@ def reproduce_command(
         run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=bar.advance)
     for line in left_out:
         console().print(line, highlight=False)
+    waiting = _unfinished(chosen, out)
+    if waiting:
+        output = console()
+        output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run", highlight=False)
+        output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …", highlight=False)
+        output.print("bring the folder back, and give this command again.", highlight=False)
+        raise typer.Exit(INCOMPLETE)
     if not _judge(chosen, out):
         raise typer.Exit(INCOMPLETE)
 
@@ -77,6 +90,14 @@ def _list(experiments: list[Experiment]) -> None:
         needs = ", ".join(experiment.needs)
         table.add_row(experiment.id, experiment.paper, experiment.title, cells, str(experiment.trials), needs)
     console().print(table)
+
+
+def _unfinished(experiments: list[Experiment], out: Path) -> int:
+    """Batches without rows: with --jobs they may still be elsewhere."""
+    from attsvm.experiments._store import read_stored
+
+    stored = [read_stored(out, experiment) for experiment in experiments]
+    return sum(len(run.batches) - len(run.paths) for run in stored if run is not None)
 
 
 def _judge(experiments: list[Experiment], out: Path) -> bool:

@@ -3,6 +3,7 @@
 from attsvm.embeddings._flow import Flow, gradient_flow
 from attsvm.embeddings._generate import LEVELS, SIZES, KLevel, single_important
 from attsvm.embeddings._one_layer import Embeddings, Slopes, descend, gradients, initial_embeddings, slopes
+from attsvm.embeddings._reviews import Reviews, paper_reviews, read_reviews
 from attsvm.embeddings._sequences import Sequences
 from attsvm.embeddings._statistics import (
     Assumption4,
@@ -25,6 +26,7 @@ __all__ = [
     "Fitted",
     "Flow",
     "KLevel",
+    "Reviews",
     "Schedule",
     "Sequences",
     "Slopes",
@@ -36,7 +38,9 @@ __all__ = [
     "gradients",
     "initial_embeddings",
     "occurrences",
+    "paper_reviews",
     "posterior_difference",
+    "read_reviews",
     "signed_frequency",
     "single_important",
     "slopes",

@@ -57,7 +57,9 @@ class Sequences:
     @property
     def row(self) -> Tensor:
         """(N,) the sequence of every entry."""
-        return torch.repeat_interleave(torch.arange(self.n, device=self.ids.device), self.offsets.diff())
+        number = torch.arange(self.n, device=self.ids.device)
+        # With its size said, the result need not be waited for.
+        return torch.repeat_interleave(number, self.offsets.diff(), output_size=len(self.ids))
 
     @property
     def lengths(self) -> Tensor:

@@ -48,9 +48,9 @@ def fit(
     *,
     train_v: bool = True,
     seed: int = 0,
-    report: Callable[[int, float], None] | None = None,
+    report: Callable[[int, Embeddings], None] | None = None,
 ) -> Fitted:
-    """Train E, p (and v) on the mean logistic loss; `report` hears of every epoch and its loss.
+    """Train E, p (and v) on the mean logistic loss; `report` is shown the embeddings after every epoch.
 
     The order of the sequences is drawn anew in every epoch. Batches of the two-layer model hold sequences of similar
     length (the drawn order is sorted by length in stretches of 50 batches), since it pads them.
@@ -75,7 +75,7 @@ def fit(
             optimizer.step()
         losses.append(total)
         if report is not None:
-            report(epoch, float(total))
+            report(epoch, at)
     return Fitted(at, torch.stack(losses) if losses else at.E.new_zeros(0))
 
 

@@ -70,6 +70,7 @@ class Experiment:
     quick_grid     grid entries that --quick replaces
     cost           seconds a trial, roughly: for the time left, and to start long batches first
     needs          names of the data sets it takes from outside: "imdb"
+    accepts        names of those it uses if they are given
     rows_of        id of the experiment whose rows these are, where two figures show the same runs
     version        to be raised when `run` changes: old rows then count no more
     remark         where ours and the paper's differ, and why
@@ -91,6 +92,7 @@ class Experiment:
     times: Callable[[Params], int] | None = None
     cost: Callable[[Params], float] | None = None
     needs: tuple[str, ...] = ()
+    accepts: tuple[str, ...] = ()
     rows_of: str = ""
     version: int = 1
     remark: str = ""
@@ -101,9 +103,14 @@ class Experiment:
         cells = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
         return [cell for cell in cells if self.only is None or self.only(cell)]
 
-    def batches(self, quick: bool, device: str = "cpu", digests: Params | None = None) -> list[Batch]:
+    def data(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What of the given is this experiment's, by name: what it needs, and what it accepts if that is there."""
+        wanted = {name: given.get(name, "") for name in self.needs}
+        return wanted | {name: given[name] for name in self.accepts if name in given}
+
+    def batches(self, quick: bool, device: str = "cpu", digests: Mapping[str, str] | None = None) -> list[Batch]:
         """The work, cut at fixed places. `digests` says what the data sets contain, by name; others are ignored."""
-        data = {name: (digests or {}).get(name, "") for name in self.needs}
+        data = self.data(digests or {})
         found = []
         for cell in self.cells(quick):
             trials = (self.quick if quick else self.trials) * (self.times(cell) if self.times else 1)

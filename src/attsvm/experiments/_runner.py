@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_sentinel
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
-import numpy as np
 import torch
 
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
-from attsvm.experiments._experiment import Batch, Columns, Experiment, Params
+from attsvm.experiments._experiment import Batch, Experiment, Params
 from attsvm.experiments._sources import Source
 from attsvm.experiments._store import clear_leftovers, is_done, write_batch, write_plan
+from attsvm.experiments._work import Done, Paths, Run, run_batch
+from attsvm.experiments.jobs import read_result, write_job
 
 RETRIES = 3
 """New pools in a row that may lose a worker without finishing a batch, before the run is given up."""
@@ -34,26 +32,17 @@ IN_FLIGHT = 3
 """Batches handed out for every worker: few, so that a broken pool loses little."""
 
 Report = Callable[[Batch], None]
-Run = Callable[..., Columns]
-Paths = dict[str, str]
-"""Where the data sets of a batch are, by name."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Where batches run: `workers` local processes (0: this one), or the Dask cluster of `scheduler`."""
+    """Where batches run: `workers` local processes (0: this one), the Dask cluster of `scheduler`, or elsewhere:
+    then `jobs` is a folder of job files, and only batches whose result is there are taken up.
+    """
 
     workers: int = 0
     scheduler: str | None = None
-
-
-@dataclass(frozen=True)
-class Done:
-    """A finished batch as a worker sends it: numbers, where they were made, and how long it took."""
-
-    columns: Columns
-    where: dict[str, Any]
-    timing: dict[str, Any]
+    jobs: Path | None = None
 
 
 def run_experiments(
@@ -88,28 +77,13 @@ def run_experiments(
         for batch in by_file[path]:
             report(batch)
     todo.sort(key=lambda batch: -batch.cost)  # long ones first, so that no worker idles at the end
+    computed = 0
     for batch, done in _results(todo, backend, _Handing(device, sources)):
         write_batch(root, batch, done.columns, done.where, done.timing)
         for same in by_file[batch.path]:
             report(same)
-    return len(todo)
-
-
-def run_batch(
-    run: Run, params: Params, trials: range, device: str, version: str = __version__, paths: Paths | None = None
-) -> Done:
-    """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
-    if version != __version__:
-        raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
-    start, cpu = time.perf_counter(), time.process_time()
-    with torch.no_grad():
-        columns = run(params, trials, device, *([paths] if paths else []))
-    timing = {
-        "seconds": time.perf_counter() - start,
-        "cpu_seconds": time.process_time() - cpu,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    return Done({name: np.asarray(column) for name, column in columns.items()}, hardware(device), timing)
+        computed += 1
+    return computed
 
 
 @dataclass(frozen=True)
@@ -120,35 +94,21 @@ class _Handing:
     sources: Mapping[str, Source]
 
     def arguments(self, batch: Batch) -> tuple[Run, Params, range, str, str, Paths]:
-        paths = {name: self.sources[name].path for name in batch.experiment.needs}
+        paths = {name: self.sources[name].path for name in batch.data}
         return batch.experiment.run, batch.params, range(batch.start, batch.stop), self.device, __version__, paths
-
-
-def hardware(device: str) -> dict[str, Any]:
-    """Where numbers are made, as far as their last bits may depend on it."""
-    processor = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu()
-    return {
-        "processor": processor,
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _results(todo: list[Batch], backend: Backend, handing: _Handing) -> Iterator[tuple[Batch, Done]]:
     if not todo:
         return
-    if backend.scheduler is not None:
+    if backend.jobs is not None:
+        for batch in todo:
+            done = read_result(backend.jobs, batch)
+            if done is None:
+                write_job(backend.jobs, batch, handing.device)
+            else:
+                yield batch, done
+    elif backend.scheduler is not None:
         with _dask(backend.scheduler) as (executor, workers, check):
             yield from _finished(executor, list(todo), handing, 2 * workers, check)
     elif backend.workers == 0:

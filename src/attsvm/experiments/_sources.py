@@ -22,7 +22,7 @@ class Source:
 
 def open_sources(given: Sequence[str], experiments: Collection[Experiment]) -> dict[str, Source]:
     """NAME=PLACE, as typed, where some experiment needs NAME; PLACE is a path or a Hugging Face data set."""
-    known = sorted({name for experiment in experiments for name in experiment.needs})
+    known = sorted({name for experiment in experiments for name in experiment.needs + experiment.accepts})
     places: dict[str, str] = {}
     for text in given:
         name, _, place = text.partition("=")

@@ -115,7 +115,7 @@ def write_plan(
     """Say which run of the experiment this folder is about."""
     plan: dict[str, Any] = {"quick": quick, "device": device}
     if experiment.needs:
-        plan["data"] = {name: (digests or {}).get(name, "") for name in experiment.needs}
+        plan["data"] = experiment.data(digests or {})
     (root / experiment.id).mkdir(parents=True, exist_ok=True)
     with atomic_path(root / experiment.id / PLAN) as temporary:
         temporary.write_text(json.dumps(plan) + "\n")

@@ -37,6 +37,10 @@ MODULES = (
     "md_vit",
     "emb_lemma2",
     "emb_thm5",
+    "emb_fig1",
+    "emb_fig2",
+    "emb_fig3",
+    "emb_fig4",
 )
 
 CATALOG: dict[str, Experiment] = {}

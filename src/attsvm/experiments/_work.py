@@ -1,0 +1,69 @@
+"""Compute a batch, wherever torch and numpy are: in this process, a worker's, or on a machine that has nothing else."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.experiments._experiment import Columns, Params
+
+Run = Callable[..., Columns]
+Paths = dict[str, str]
+"""Where the data sets of a batch are, by name."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished batch as a worker sends it: numbers, where they were made, and how long it took."""
+
+    columns: Columns
+    where: dict[str, Any]
+    timing: dict[str, Any]
+
+
+def run_batch(
+    run: Run, params: Params, trials: range, device: str, version: str = __version__, paths: Paths | None = None
+) -> Done:
+    """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
+    if version != __version__:
+        raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
+    start, cpu = time.perf_counter(), time.process_time()
+    with torch.no_grad():
+        columns = run(params, trials, device, *([paths] if paths else []))
+    timing = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return Done({name: np.asarray(column) for name, column in columns.items()}, hardware(device), timing)
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """Where numbers are made, as far as their last bits may depend on it."""
+    processor = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu()
+    return {
+        "processor": processor,
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,26 @@
+"""IMDB reviews, two layers: trained embeddings against the posterior difference."""
+
+from __future__ import annotations
+
+from attsvm.experiments._experiment import Experiment
+from attsvm.experiments._token_figures import two_layer_checks, two_layer_figure
+from attsvm.experiments._tokens import run_reviews
+
+EXPERIMENT = Experiment(
+    id="emb-fig1",
+    title="Embeddings trained on IMDB reviews, two layers",
+    paper="trained-embeddings, Figure 1",
+    statement="In the two-layer model (36), with skip connection and layer norm, ⟨E_s, v⟩ follows the posterior "
+    "difference and ⟨E_s, p⟩ its modulus, as in one layer; the loss ends near 10⁻⁵ (AdamW, 500 epochs, d = 2048).",
+    grid={"data": ["imdb"], "model": ["two-layer"], "d": [128], "epochs": [10]},
+    quick_grid={"d": [32], "epochs": [1]},
+    needs=("imdb",),
+    accepts=("bert",),
+    run=run_reviews,
+    figure=two_layer_figure,
+    checks=two_layer_checks,
+    trials=1,
+    quick=1,
+    batch=1,
+    cost=lambda params: params["epochs"] * params["d"] * 0.5,
+)
