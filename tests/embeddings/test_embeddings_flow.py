@@ -89,3 +89,15 @@ def test_a_vanishing_gradient_is_no_arrival_and_wrong_data_are_refused() -> None
         gradient_flow(sphere(2, 3, 4))
     with pytest.raises(AttsvmError, match="start"):
         gradient_flow(flat, torch.zeros(3))
+
+
+def test_not_all_constraints_of_the_max_margin_vector_are_tight() -> None:
+    """Lemma 3's proof takes p̂ = M†1. Sequences {s₁, u₁, u₂, u₃} and {s₂, u₃}, orthonormal embeddings."""
+    E = torch.eye(5, dtype=torch.float64)
+    solution = solve(embedding_svm(E, [[0, 2, 3, 4], [1, 4, -1, -1]], torch.tensor([1.0, 1, 0, 0, 0])), tol=1e-12)
+    assert float(solution.norm) ** 2 == pytest.approx(7 / 6)
+    p = solution.W[0, :, 0]
+    assert float(p[0] - p[4]) > 1.1
+    M = torch.tensor([[1.0, 0, -1, 0, 0], [1, 0, 0, -1, 0], [1, 0, 0, 0, -1], [0, 1, 0, 0, -1]], dtype=torch.float64)
+    tight = torch.linalg.pinv(M) @ torch.ones(4, dtype=torch.float64)
+    assert float(tight.square().sum()) == pytest.approx(6 / 5)
