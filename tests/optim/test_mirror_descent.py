@@ -161,6 +161,36 @@ def test_no_zero_trap(device, path):
             assert w[0].item() == pytest.approx(theta**10, rel=bound)
 
 
+@pytest.mark.parametrize(("device", "path"), PATHS)
+def test_steps_below_the_resolution_of_theta_add_up(device, path):
+    p = 1.1
+    w = torch.nn.Parameter(torch.tensor([0.5, -0.3, 0.02], device=device))
+    before = w.detach().cpu().double()
+    theta = before.sign() * before.abs() ** (p - 1)
+    lr = 2.0**-26  # a quarter of a unit of every θ between 1/2 and 1: θ + lr is θ in float32
+    optimizer = MirrorDescent([w], lr=lr, p=p, **path)
+    for _ in range(1000):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    theta = theta - 1000 * lr
+    exact = theta.sign() * theta.abs() ** (1 / (p - 1))
+    change = (exact - before).abs()
+    assert ((w.detach().cpu().double() - exact).abs() < 0.1 * change).all()
+
+
+def test_a_weight_overwritten_through_data_cannot_blow_up():
+    # The step trusts a weight that differs from θ by no more than roundings.
+    for value in (1e6, -1e6, 0.0, 1e-30, math.inf):
+        w = torch.nn.Parameter(torch.full((4,), 0.01))
+        optimizer = MirrorDescent([w], lr=1e-3)
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+        theta = optimizer.state[w]["mirror"].clone()
+        w.data.fill_(value)
+        optimizer.step()
+        torch.testing.assert_close(optimizer.state[w]["mirror"], theta - 1e-3, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     ("p", "foreach"), [(1.05, False), (1.1, False), (1.1, True), (1.5, False), (3, False), (10, False)]
 )

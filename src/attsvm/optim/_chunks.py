@@ -10,8 +10,9 @@ from torch import Tensor
 
 from attsvm.optim._mirror_map import NO_SCRATCH, Scratch
 
-# Entries of a chunk: on a CPU for each thread, elsewhere of small tensors together (a large one is its own chunk).
+# Entries of a chunk: on a CPU for each thread up to MOST, elsewhere of small tensors together (a large one is alone).
 CACHED = 1 << 18
+MOST = 1 << 21
 GATHERED = 1 << 22
 SMALL = 1 << 13  # so few entries are sooner copied than stepped alone
 
@@ -32,7 +33,7 @@ def chunks(
         kinds.setdefault((row[0].device, row[0].dtype, row[1].dtype, key), []).append(list(row))
     for (device, _, _, key), rows in kinds.items():
         on_cpu = device.type == "cpu"
-        limit = CACHED * torch.get_num_threads() if on_cpu else GATHERED
+        limit = min(CACHED * torch.get_num_threads(), MOST) if on_cpu else GATHERED
         scratch, shape = NO_SCRATCH, None
         for chunk in _gathered(rows, limit, on_cpu):
             theta = chunk[2]

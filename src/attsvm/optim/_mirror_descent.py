@@ -63,7 +63,10 @@ class MirrorDescent(MirrorOptimizer):
 
     **Weights changed by hand** between two steps: an in-place change (``weight.mul_(…)``, ``load_state_dict`` of the
     model) is noticed, and :math:`\theta` is made anew where it no longer means the weight. A change through ``.data``,
-    or between compiled steps, is overwritten unless you call :meth:`resync`.
+    or between compiled steps, is not: call :meth:`resync` after it, or the next step may overwrite it.
+
+    **In float32** the weights are within 1e-6 of float64 after 100 steps. For p = 1 + 1/n, n = 3 … 12, the roundings of
+    :math:`\theta`, which would be n times as large in the weight, are kept in the weight's own digits.
 
     Gradients that are nan or inf reach the weights, as in torch's own optimizers: use a GradScaler or skip the step.
 
