@@ -52,6 +52,7 @@ def word_pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ﬁlm Straße ÉTÉ", "film straße été"),
         ("हिन्दी फ़िल्म अच्छी।", "हिन्दी फ़िल्म अच्छी"),
         ("\x00\x85 ... ?!", ""),
+        ("the end.The sequel/prequel: 8/10...'quoted' a.b.", "the end the sequel prequel 8/10 quoted a b"),
     ],
 )
 def test_words(text: str, words: str) -> None:
@@ -81,6 +82,12 @@ def test_word_pieces_word_by_word_are_those_of_the_text(word_pieces: Path) -> No
     text = "play playing runs run it s playing"
     whole = Tokenizer.from_file(str(word_pieces)).encode(text, add_special_tokens=False).tokens
     assert WordPieceTokenizer(file=word_pieces)([text]).words(0) == whole
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_ascii_is_split_like_all_text(text: str) -> None:
+    tokenizer = WordTokenizer()
+    assert tokenizer([text]).words(0) == tokenizer([f"{text} é"]).words(0)[:-1]
 
 
 @given(TEXTS)
@@ -132,7 +139,7 @@ def test_processes_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["one two", "", "two \ud800 three"]
     tokens = WordTokenizer()(texts, cache=tmp_path)
-    monkeypatch.setattr("attsvm.text._corpus.split_words", lambda texts: pytest.fail("not cached"))
+    monkeypatch.setattr("attsvm.text._corpus.split_texts", lambda texts: pytest.fail("not cached"))
     again = WordTokenizer()(texts, cache=tmp_path)
     assert all_words(again) == all_words(tokens)
     assert again.vocabulary == tokens.vocabulary

@@ -13,6 +13,7 @@ from attsvm.cli._data import app as data_app
 from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
 from attsvm.cli._solve import solve_command
+from attsvm.cli._text import app as text_app
 from attsvm.cli._train import train_command
 from attsvm.cli._transformer import app as transformer_app
 from attsvm.cli._verdict import verdict_command
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(transformer_app, name="transformer")
+app.add_typer(text_app, name="text")
 app.command("solve")(solve_command)
 app.command("train")(train_command)
 app.command("verdict")(verdict_command)

@@ -1,18 +1,49 @@
-"""Text: tables to texts, texts to tokens."""
+"""Text: tables to texts, texts to tokens, and a classifier that shows its words."""
+
+from typing import TYPE_CHECKING, Any
 
 from attsvm.text._corpus import length_between
 from attsvm.text._tables import Texts, read_texts
 from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer, clean, paper_tokenizer, stop_words
 from attsvm.text._tokens import Tokens
 
+if TYPE_CHECKING:
+    from attsvm.text._classifier import AttentionTextClassifier
+    from attsvm.text._explain import Explanation, Explanations, Words
+
 __all__ = [
+    "AttentionTextClassifier",
+    "Explanation",
+    "Explanations",
     "Texts",
     "Tokens",
     "WordPieceTokenizer",
     "WordTokenizer",
+    "Words",
     "clean",
     "length_between",
     "paper_tokenizer",
     "read_texts",
     "stop_words",
 ]
+
+_LAZY = {
+    "AttentionTextClassifier": "_classifier",
+    "Explanation": "_explain",
+    "Explanations": "_explain",
+    "Words": "_explain",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The classifier alone needs scikit-learn; tokenizers and tables do without it.
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    from attsvm.errors import AttsvmError
+
+    try:
+        return getattr(import_module(f"attsvm.text.{_LAZY[name]}"), name)
+    except ImportError as error:
+        raise AttsvmError(f"{name} needs {error.name}: pip install 'attsvm[text]'.") from error

@@ -15,7 +15,7 @@ import torch
 from attsvm._check import as_count
 from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
-from attsvm.text._tokenizers import WordTokenizer, expand, split_words
+from attsvm.text._tokenizers import WordTokenizer, expand, split_texts
 from attsvm.text._tokens import Tokens
 
 _FORMAT = "attsvm tokens 1"
@@ -31,7 +31,7 @@ def tokenize(texts: list[str], tokenizer: WordTokenizer, *, workers: int, cache:
         path = Path(cache) / f"{_content_hash(texts, tokenizer)}.npz"
         if path.is_file():
             return _read(path)
-    words, ids, lengths = split_words(texts) if workers == 0 else _split_in_parallel(texts, workers)
+    words, ids, lengths = split_texts(texts) if workers == 0 else _split_in_parallel(texts, workers)
     tokens = expand(words, ids, lengths, tokenizer)
     if path is not None:
         _write(path, tokens)
@@ -53,7 +53,7 @@ def _split_in_parallel(texts: list[str], workers: int) -> tuple[list[str], np.nd
     parts = []
     # spawn: a forked copy of a process with torch's threads may hang.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for words, ids, lengths in pool.map(split_words, chunks):
+        for words, ids, lengths in pool.map(split_texts, chunks):
             new = np.array([number.setdefault(word, len(number)) for word in words], dtype=np.int32)
             parts.append((new[ids] if len(words) else ids, lengths))
     return list(number), np.concatenate([ids for ids, _ in parts]), np.concatenate([lengths for _, lengths in parts])

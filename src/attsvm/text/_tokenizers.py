@@ -11,11 +11,11 @@ import html
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!--.*?-->", re.DOTALL)
 _MARKS = r"\u0300-\u036f\u0900-\u0963\u0966-\u0fff"  # accents and vowel signs, which \w leaves out
 WORD = re.compile(rf"\w[\w{_MARKS}]*(?:['’]\w[\w{_MARKS}]*|(?<=\d)[./]\d+)*")
 """A word: letters and digits, with apostrophes inside (don't) and 7/10 or 3.5 in one piece."""
+_BLANKS = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_'./")})
+"""ASCII that no word has inside."""
 
 
 def clean(text: str) -> str:
@@ -47,6 +49,10 @@ def checked_texts(texts: Any, name: str = "texts") -> list[str]:
     """Strings, whatever the container."""
     if isinstance(texts, (str, bytes)):
         raise AttsvmError(f"{name} must be a list of texts, but got one bare string: put it in a list, [text].")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        raise AttsvmError(
+            f"{name} must be a list of texts, but got a {type(texts).__name__}: take its column of texts."
+        )
     if hasattr(texts, "to_pylist"):  # a pyarrow column
         texts = texts.to_pylist()
     try:
@@ -90,13 +96,19 @@ class WordTokenizer:
 
         return tokenize(checked_texts(texts), self, workers=workers, cache=cache)
 
-    def pieces(self, words: Sequence[str]) -> list[list[str]]:
-        """What becomes of each word as it stands in a text: no token, one or several."""
-        lower = [unicodedata.normalize("NFKC", word).lower().replace("’", "'").strip("_") for word in words]
-        kept = [word if word not in self.stop else "" for word in lower]
-        if self.stem is not None:
-            kept = _stemmer(self.stem).stemWords(kept)
-        return [[word] if word else [] for word in kept]
+    def pieces(self, chunks: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        """Of chunks that have no blank inside: the tokens of one after the other, and how many each has."""
+        words, sizes = _words(chunks)
+        distinct = dict.fromkeys(words)
+        token = dict(zip(distinct, self._tokens(list(distinct))))
+        tokens = [token[word] for word in words]
+        before = ends(np.fromiter(map(bool, tokens), np.int64, len(tokens)))
+        return list(filter(None, tokens)), np.diff(before[ends(sizes)])
+
+    def _tokens(self, words: list[str]) -> list[str]:
+        """The token of each word, "" for none."""
+        kept = [word if word not in self.stop else "" for word in map(_normalized, words)]
+        return kept if self.stem is None else _stemmer(self.stem).stemWords(kept)
 
     def fingerprint(self) -> str:
         """Tokenizers of equal fingerprint give equal tokens."""
@@ -105,8 +117,9 @@ class WordTokenizer:
     def spans(self, text: str) -> list[tuple[int, int, list[str]]]:
         """Where the words of `text` stand, and the tokens each becomes."""
         found = list(WORD.finditer(text))
-        pieces = self.pieces([match.group() for match in found])
-        return [(match.start(), match.end(), tokens) for match, tokens in zip(found, pieces)]
+        tokens, sizes = self.pieces([match.group() for match in found])
+        flow = iter(tokens)
+        return [(match.start(), match.end(), list(islice(flow, size))) for match, size in zip(found, sizes)]
 
 
 @dataclass(frozen=True)
@@ -123,10 +136,14 @@ class WordPieceTokenizer(WordTokenizer):
         super().__post_init__()
         _word_pieces(str(self.file))
 
-    def pieces(self, words: Sequence[str]) -> list[list[str]]:
-        kept = [" ".join(word) for word in super().pieces(words)]
-        encoded = _word_pieces(str(self.file)).encode_batch(kept, add_special_tokens=False)
-        return [[piece for piece in code.tokens if any(map(str.isalnum, piece))] for code in encoded]
+    def pieces(self, chunks: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        words, sizes = super().pieces(chunks)
+        distinct = dict.fromkeys(words)
+        encoded = _word_pieces(str(self.file)).encode_batch(list(distinct), add_special_tokens=False)
+        pieces = [[piece for piece in code.tokens if any(map(str.isalnum, piece))] for code in encoded]
+        pieces_of = dict(zip(distinct, pieces))
+        before = ends(np.array([len(pieces_of[word]) for word in words], dtype=np.int64))
+        return [piece for word in words for piece in pieces_of[word]], np.diff(before[ends(sizes)])
 
     def fingerprint(self) -> str:
         return f"{super().fingerprint()} {hashlib.sha256(Path(self.file).read_bytes()).hexdigest()}"
@@ -142,28 +159,51 @@ def paper_tokenizer(file: str | Path | None = None) -> WordTokenizer:
     return WordPieceTokenizer(stop_words(), "english", file=file)
 
 
-def split_words(texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The distinct words as they stand in the texts, the number of each word of the texts, words a text."""
+def split_texts(texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The distinct chunks of the texts, the number of each chunk in turn, chunks a text.
+
+    A chunk is a word, or words that a full stop without a blank joins: to see which is the business of `pieces`, once
+    for each. For ASCII that is faster than to look for words in the text.
+    """
     number: defaultdict[str, int] = defaultdict(count().__next__)
     find, look_up = WORD.findall, number.__getitem__
     parts = []
     for text in texts:
-        words = find(clean(text))
-        parts.append(np.fromiter(map(look_up, words), np.int32, len(words)))
+        text = clean(text)
+        chunks = text.lower().translate(_BLANKS).split() if text.isascii() else find(text)
+        parts.append(np.fromiter(map(look_up, chunks), np.int32, len(chunks)))
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     return list(number), np.concatenate(parts) if parts else np.empty(0, np.int32), lengths
 
 
-def expand(words: list[str], ids: np.ndarray, lengths: np.ndarray, tokenizer: WordTokenizer) -> Tokens:
-    """Words replaced by their pieces; equal pieces of different words get one number."""
+def expand(chunks: list[str], ids: np.ndarray, lengths: np.ndarray, tokenizer: WordTokenizer) -> Tokens:
+    """Chunks replaced by their tokens; equal tokens of different chunks get one number."""
     number: defaultdict[str, int] = defaultdict(count().__next__)
-    pieces = tokenizer.pieces(words)
-    flat = np.array([number[piece] for word in pieces for piece in word], dtype=np.int32)
-    sizes = np.array([len(word) for word in pieces], dtype=np.int64)
-    if not words:
-        return Tokens(np.empty(0, np.int32), np.zeros(len(lengths) + 1, np.int64), [])
-    chosen = spread(ends(sizes)[ids], sizes[ids])
-    return Tokens(flat[chosen], ends(sizes[ids])[ends(lengths)], list(number))
+    tokens, sizes = tokenizer.pieces(chunks)
+    flat = np.fromiter(map(number.__getitem__, tokens), np.int32, len(tokens))
+    starts, sizes_of = ends(sizes)[ids], sizes[ids]
+    return Tokens(flat[spread(starts, sizes_of)], ends(sizes_of)[ends(lengths)], list(number))
+
+
+def _words(chunks: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The words of the chunks in one list (small lists keep the garbage collector busy), and how many each has."""
+    words: list[str] = []
+    sizes = np.ones(len(chunks), dtype=np.int64)
+    for place, chunk in enumerate(chunks):
+        word = chunk.strip("'./")  # all that most chunks need
+        if word.isalnum():
+            words.append(word)
+        else:
+            found = WORD.findall(word)
+            words.extend(found)
+            sizes[place] = len(found)
+    return words, sizes
+
+
+def _normalized(word: str) -> str:
+    if not word.isascii():
+        word = unicodedata.normalize("NFKC", word).replace("’", "'")
+    return word.lower().strip("_")
 
 
 @cache

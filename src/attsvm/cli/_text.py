@@ -1,0 +1,275 @@
+"""`attsvm text`: fit a classifier of texts, use it, and see its words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from attsvm.cli._common import console
+from attsvm.errors import AttsvmError
+
+if TYPE_CHECKING:
+    from attsvm.text import AttentionTextClassifier
+
+app = typer.Typer(no_args_is_help=True, help="Classify texts by attention over their words, and show the words.")
+
+_WIDE = 12
+"""With more classes than this the confusion table shows the worst confusions only."""
+
+Model = Annotated[Path, typer.Argument(help="Folder that attsvm text fit wrote.", show_default=False)]
+TextColumnName = Annotated[str, typer.Option("--text", help="Column of the texts.")]
+Encoding = Annotated[str, typer.Option(help="Of .csv, .tsv and .jsonl files.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+@app.command("fit")
+def fit_command(
+    source: Annotated[
+        str,
+        typer.Argument(help="A .parquet, .csv, .tsv or .jsonl file, or a Hugging Face data set.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the model.")],
+    text: TextColumnName = "text",
+    label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
+    split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A label to leave out, such as --drop=-1.")] = None,
+    test: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Part held out to measure the accuracy; 0 fits to everything.")
+    ] = 0.1,
+    ngrams: Annotated[int, typer.Option(min=1, max=8, help="2 adds pairs of neighbouring words.")] = 1,
+    min_texts: Annotated[
+        int | None, typer.Option(min=1, help="Leave out words in fewer texts; 1 or 2 by size if not given.")
+    ] = None,
+    penalty: Annotated[
+        float | None, typer.Option(help="Of the directions; chosen by early stopping if not given.")
+    ] = None,
+    importance: Annotated[float, typer.Option(help="Size of log-attention; larger: fewer words take more.")] = 0.5,
+    p: Annotated[float, typer.Option("--p", help="Geometry of the penalty; near 1 few words carry the model.")] = 2.0,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
+    stop_words: Annotated[bool, typer.Option("--stop-words", help="Leave out English stop words.")] = False,
+    stem: Annotated[str | None, typer.Option(help="Language to stem words in, such as english.")] = None,
+    word_pieces: Annotated[Path | None, typer.Option(help="tokenizer.json of word pieces, such as BERT's.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which texts are held out.")] = 0,
+    encoding: Encoding = "utf-8",
+    quiet: Quiet = False,
+) -> None:
+    """Fit a classifier to a table of texts and labels."""
+    from sklearn.model_selection import train_test_split
+
+    from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer, read_texts
+    from attsvm.text import stop_words as english
+
+    _check_folder(out)
+    texts, labels = read_texts(source, text=text, label=label, split=split, encoding=encoding)
+    assert labels is not None  # a column was named
+    if drop:
+        keep = ~np.isin(labels.astype(str), drop)
+        texts, labels = [one for one, kept in zip(texts, keep) if kept], labels[keep]
+    stop = english() if stop_words else frozenset()
+    model = AttentionTextClassifier(
+        ngrams=ngrams,
+        min_texts=min_texts,
+        penalty=penalty,
+        importance=importance,
+        p=p,
+        class_weight="balanced" if balanced else None,
+        tokenizer=WordTokenizer(stop, stem)
+        if word_pieces is None
+        else WordPieceTokenizer(stop, stem, file=word_pieces),
+        random_state=seed,
+    )
+    held_out: Any = None
+    if test:
+        _, counts = np.unique(labels, return_counts=True)
+        stratify = labels if len(counts) and counts.min() >= 2 and test * len(labels) >= len(counts) else None
+        if len(labels) * test < 1:
+            raise AttsvmError(f"--test {test} of {len(labels)} texts is none: take more texts, or --test 0.")
+        texts, held_texts, labels, held_labels = train_test_split(
+            texts, labels, test_size=test, random_state=seed, stratify=stratify
+        )
+        held_out = (held_texts, held_labels)
+    with _Spinner(not quiet) as spinner:
+        model._fit(texts, labels, None, spinner.say)
+    model.save(out)
+    output = console()
+    output.print(
+        f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
+        + (" (early stopping)" if penalty is None else "")
+        + f"; model in {out}",
+        highlight=False,
+        markup=False,
+    )
+    if held_out is not None:
+        _judge(model.classes_, held_out[1], model.predict(held_out[0]), "held-out texts")
+
+
+@app.command("predict")
+def predict_command(
+    model: Model,
+    source: Annotated[str, typer.Argument(help="A .parquet, .csv, .tsv or .jsonl file.", show_default=False)],
+    text: TextColumnName = "text",
+    out: Annotated[Path | None, typer.Option(help="Table to write; CSV on standard output if not given.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column of true labels, to measure the accuracy.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
+    encoding: Encoding = "utf-8",
+) -> None:
+    """Add the columns `predicted` and `probability` to a table of texts."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    from attsvm.text._tables import label_column, read_table, text_column, write_table
+
+    classifier = _load(model)
+    table = read_table(source, text=text, encoding=encoding, split=split)
+    probability = classifier.predict_proba(text_column(table, text, source))
+    predicted = classifier.classes_[probability.argmax(1)]
+    best = probability.max(1) if len(probability) else np.empty(0)
+    truth = None if label is None else label_column(table, label, source)
+    added = {"predicted": predicted.tolist(), "probability": best}
+    table = table.drop_columns([name for name in added if name in table.column_names])
+    for name, column in added.items():
+        table = table.append_column(name, pa.array(column))
+    if out is None:
+        csv.write_csv(table, sys.stdout.buffer)
+    else:
+        write_table(table, out)
+    if truth is not None:
+        _judge(classifier.classes_, truth, predicted, "texts", stderr=out is None)
+
+
+@app.command("explain")
+def explain_command(
+    model: Model,
+    texts: Annotated[
+        list[str], typer.Argument(help="Texts, in quotation marks; - reads one a line.", show_default=False)
+    ],
+    html: Annotated[Path | None, typer.Option(help="Page to write, with the words highlighted.")] = None,
+    label: Annotated[str | None, typer.Option(help="Class to explain; the predicted one if not given.")] = None,
+) -> None:
+    """Which words of a text speak for its class, and which against."""
+    classifier = _load(model)
+    if texts == ["-"]:
+        texts = [line.rstrip("\n") for line in sys.stdin]
+    explanations = classifier.explain(texts, None if label is None else _as_label(classifier.classes_, label))
+    if html is not None:
+        explanations.save(html)
+    for one in explanations:
+        typer.echo(str(one))
+    if html is not None:
+        typer.echo(f"{html}: {len(explanations)} {'text' if len(explanations) == 1 else 'texts'}")
+
+
+@app.command("words")
+def words_command(
+    model: Model,
+    top: Annotated[int, typer.Option(min=1, help="Words to show for each class.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="Table to write, with every word.")] = None,
+) -> None:
+    """The words that speak most for each class: importance, direction, how many texts have them."""
+    words = _load(model).words_
+    table = Table("class", "word", "importance", "direction", "texts")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for label in words.classes.tolist():
+        for row in words.top(label, top):
+            numbers = (f"{row['importance']:+.2f}", f"{row['direction'][label]:+.2f}", str(row["texts"]))
+            table.add_row(escape(str(label)), escape(row["word"]), *numbers)
+        table.add_section()
+    console().print(table)
+    if out is not None:
+        import pyarrow as pa
+
+        from attsvm.text._tables import write_table
+
+        columns: dict[str, Any] = {"word": words.word, "importance": words.importance, "texts": words.texts}
+        columns |= {f"direction {label}": words.direction[:, k] for k, label in enumerate(words.classes.tolist())}
+        write_table(pa.table(columns), out)
+        console().print(f"{out}: {len(words)} words", highlight=False, markup=False)
+
+
+def _load(folder: Path) -> AttentionTextClassifier:
+    from attsvm.text import AttentionTextClassifier
+
+    return AttentionTextClassifier.load(folder)
+
+
+def _check_folder(out: Path) -> None:
+    """Say before the work, not after it, that the model cannot be written."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
+    if not os.access(there, os.W_OK):
+        raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
+
+
+def _as_label(classes: np.ndarray, text: str) -> Any:
+    found = [label for label in classes.tolist() if str(label) == text]
+    if not found:
+        raise AttsvmError(f"--label must be one of {', '.join(map(str, classes.tolist()))}, but got {text}.")
+    return found[0]
+
+
+def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: str, stderr: bool = False) -> None:
+    """Accuracy, and who is taken for whom."""
+    output = Console(stderr=True, width=110) if stderr else console()
+    names = [str(label) for label in classes.tolist()]
+    strange = sorted(set(map(str, truth.tolist())) - set(names))
+    if strange:
+        raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {', '.join(strange[:5])}.")
+    number = {name: k for k, name in enumerate(names)}
+    pairs = np.array([[number[str(a)], number[str(b)]] for a, b in zip(truth.tolist(), predicted.tolist())])
+    confusion = np.zeros((len(names), len(names)), dtype=int)
+    np.add.at(confusion, tuple(pairs.reshape(-1, 2).T), 1)
+    right, total = int(confusion.trace()), int(confusion.sum())
+    output.print(f"accuracy {right / max(1, total):.4f} ({right} of {total} {what})", highlight=False)
+    if len(names) <= _WIDE:
+        table = Table("true \\ predicted", *map(escape, names), "recall")
+        for name, row in zip(names, confusion):
+            recall = f"{row[number[name]] / row.sum():.3f}" if row.sum() else "–"
+            table.add_row(escape(name), *map(str, row), recall)
+    else:
+        table = Table("true", "texts", "recall", "most often taken for")
+        for k, (name, row) in enumerate(zip(names, confusion)):
+            others = row.copy()
+            others[k] = 0
+            worst = f"{names[others.argmax()]} ({others.max()})" if others.max() else ""
+            recall = f"{row[k] / row.sum():.3f}" if row.sum() else "–"
+            table.add_row(escape(name), str(row.sum()), recall, escape(worst))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    output.print(table)
+
+
+def _plural(things: list[str], name: str) -> str:
+    return name if len(things) == 1 else f"{name}s"
+
+
+class _Spinner:
+    """What is being done, on standard error."""
+
+    def __init__(self, wanted: bool) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        terminal = Console(stderr=True)
+        self.progress = Progress(
+            *columns, console=terminal, disable=not (wanted and terminal.is_terminal), transient=True
+        )
+        self.task = self.progress.add_task("", total=None)
+
+    def __enter__(self) -> _Spinner:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, stage: str, iteration: int) -> None:
+        self.progress.update(self.task, description=f"{stage}, iteration {iteration}" if iteration else stage)

@@ -1,0 +1,125 @@
+"""A fitted classifier as a folder: numbers in model.safetensors, words and settings in model.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attsvm._atomic import atomic_path
+from attsvm._files import read_arrays, write_arrays
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+from attsvm.text._attention import Attention, Step
+from attsvm.text._features import Features
+from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer
+
+if TYPE_CHECKING:
+    from attsvm.text._classifier import AttentionTextClassifier
+
+_FORMAT = "attsvm text classifier 1"
+_SETTINGS = ("ngrams", "min_texts", "penalty", "importance", "p", "validation_fraction", "max_iter", "tol", "verbose")
+_PIECES = "tokenizer.json"
+
+
+def save_model(model: AttentionTextClassifier, folder: Path) -> None:
+    """See `AttentionTextClassifier.save`. The JSON comes last: a folder that has it is whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"{folder} cannot be made: {error.strerror}.") from error
+    attention, features = model.attention_, model.features_
+    content = {
+        "format": _FORMAT,
+        "attsvm": __version__,
+        "classes": {"values": model.classes_.tolist(), "dtype": model.classes_.dtype.str},
+        "settings": {name: getattr(model, name) for name in _SETTINGS} | {"class_weight": _pairs(model.class_weight)},
+        "tokenizer": _describe_tokenizer(model.tokenizer_, folder),
+        "cls": attention.cls,
+        "penalty": model.penalty_,
+        "path": [vars(step) for step in model.path_],
+        "iterations": model.n_iter_,
+        "levels": features.levels,
+        "words": features.words,
+    }
+    arrays = {
+        "importance": attention.a,
+        "direction": attention.b,
+        "bias": attention.bias,
+        "texts": model.texts_,
+        "prefix": features.prefix,
+        "last": features.last,
+    }
+    text = json.dumps(content, ensure_ascii=False, indent=1, default=_plain)
+    (folder / "model.json").unlink(missing_ok=True)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    write_arrays(folder / "model.safetensors", tensors, {"format": _FORMAT})
+    with atomic_path(folder / "model.json") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTextClassifier:
+    """See `AttentionTextClassifier.load`."""
+    path = folder / "model.json"
+    if not path.is_file():
+        raise AttsvmError(f"{folder} must be a folder that attsvm text fit wrote, but it has no model.json.")
+    arrays, _ = read_arrays(folder / "model.safetensors")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise AttsvmError(f"{path} has format {content['format']!r}, but this version reads {_FORMAT!r}.")
+        settings = content["settings"]
+        settings["class_weight"] = _unpaired(settings["class_weight"])
+        tokenizer = _read_tokenizer(content["tokenizer"], folder)
+        model = cls(**settings, tokenizer=tokenizer if tokenizer != WordTokenizer() else None)
+        model.attention_ = Attention(arrays["importance"], arrays["direction"], arrays["bias"], content["cls"])
+        levels = tuple(content["levels"])
+        model.features_ = Features(content["words"], arrays["prefix"], arrays["last"], levels)
+        model.texts_, model.tokenizer_ = arrays["texts"], tokenizer
+        model.classes_ = np.array(content["classes"]["values"], dtype=content["classes"]["dtype"])
+        model.penalty_, model.n_iter_ = content["penalty"], content["iterations"]
+        model.path_ = [Step(**step) for step in content["path"]]
+    except AttsvmError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise AttsvmError(f"{path} is not a readable model: {type(error).__name__} {error}.") from error
+    outputs = len(model.classes_) if len(model.classes_) > 2 else 1
+    if arrays["direction"].shape != (len(model.features_), outputs) or len(arrays["importance"]) != len(
+        model.features_
+    ):
+        raise AttsvmError(f"{folder}: model.json and model.safetensors do not belong together; fit the model again.")
+    return model
+
+
+def _describe_tokenizer(tokenizer: WordTokenizer, folder: Path) -> dict[str, Any]:
+    if type(tokenizer) not in (WordTokenizer, WordPieceTokenizer):
+        raise AttsvmError(f"a model with a {type(tokenizer).__name__} cannot be saved; pickle it instead.")
+    described = {"kind": type(tokenizer).__name__, "stop": sorted(tokenizer.stop), "stem": tokenizer.stem}
+    if isinstance(tokenizer, WordPieceTokenizer) and Path(tokenizer.file).resolve() != (folder / _PIECES).resolve():
+        with atomic_path(folder / _PIECES) as temporary:
+            shutil.copyfile(tokenizer.file, temporary)
+    return described
+
+
+def _read_tokenizer(described: dict[str, Any], folder: Path) -> WordTokenizer:
+    stop, stem = frozenset(described["stop"]), described["stem"]
+    if described["kind"] == WordTokenizer.__name__:
+        return WordTokenizer(stop, stem)
+    return WordPieceTokenizer(stop, stem, file=folder / _PIECES)
+
+
+def _pairs(weight: Any) -> Any:
+    """A dictionary as pairs, because JSON makes every key a string."""
+    return [[_plain(label), value] for label, value in weight.items()] if isinstance(weight, dict) else weight
+
+
+def _unpaired(weight: Any) -> Any:
+    return dict(weight) if isinstance(weight, list) else weight
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

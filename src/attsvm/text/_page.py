@@ -1,0 +1,74 @@
+"""Explanations and words as HTML: in a notebook, or one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attsvm._atomic import atomic_path
+from attsvm._version import __version__
+from attsvm.errors import AttsvmError
+
+if TYPE_CHECKING:
+    from attsvm.text._explain import Explanation, Words
+
+_ROWS = 12
+"""Words of a text in the table below it."""
+_STRONG = 2.0
+"""A contribution that gets the full colour."""
+
+
+def write_page(explanations: Sequence[Explanation], path: Path) -> None:
+    """A whole page."""
+    page = _template("page.html").render(texts=[_text(one) for one in explanations], version=__version__)
+    with atomic_path(path) as temporary:
+        temporary.write_text(page, encoding="utf-8", errors="replace")
+
+
+def explanations_html(explanations: Sequence[Explanation]) -> str:
+    """A fragment for a notebook."""
+    return _template("explanations.html").render(texts=[_text(one) for one in explanations])
+
+
+def words_html(words: Words, count: int = 20) -> str:
+    """The top words of every class, as a fragment."""
+    tops = [{"label": label, "rows": words.top(label, count)} for label in words.classes.tolist()]
+    return _template("words.html").render(tops=tops)
+
+
+def _text(one: Explanation) -> dict[str, Any]:
+    """Pieces of the text with their contributions; what is between the words has none."""
+    # The strongest word of the text has the full colour, unless all are weak.
+    unit = max([abs(share) for _, _, share in one.spans] + [abs(c) for c in one.contribution] + [_STRONG / 4])
+    pieces, end = [], 0
+    for start, stop, share in one.spans:
+        pieces.append({"text": one.text[end:start], "share": None})
+        pieces.append({"text": one.text[start:stop], "share": share, "strength": _strength(share, unit)})
+        end = stop
+    pieces.append({"text": one.text[end:], "share": None})
+    rows = [
+        {"word": word, "attention": a, "direction": d, "contribution": c, "strength": _strength(c, unit)}
+        for word, a, d, c in list(zip(one.words, one.attention, one.direction, one.contribution))[:_ROWS]
+    ]
+    rest = float(one.contribution[_ROWS:].sum())
+    return {"one": one, "pieces": pieces, "rows": rows, "rest": rest, "hidden": max(0, len(one.words) - _ROWS)}
+
+
+def _strength(contribution: float, unit: float) -> str:
+    return f"{min(1.0, abs(contribution) / unit):.3f}"
+
+
+@cache
+def _template(name: str) -> Any:
+    try:
+        from jinja2 import DictLoader, Environment
+    except ImportError as error:
+        raise AttsvmError("HTML needs jinja2: pip install 'attsvm[text]'.") from error
+    folder = files("attsvm.text").joinpath("templates")
+    sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
+    return Environment(loader=DictLoader(sources), autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
+        name
+    )

@@ -1,0 +1,142 @@
+"""`attsvm text` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from made_texts import make_texts
+from pyarrow import csv, parquet
+from test_cli import run
+
+from attsvm.cli import main
+from attsvm.text import AttentionTextClassifier
+
+NAMES = np.array(["bad", "good"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli-text")
+    texts, labels = make_texts(300)
+    parquet.write_table(pa.table({"review": texts, "verdict": NAMES[labels].tolist()}), folder / "reviews.parquet")
+    csv.write_csv(
+        pa.table({"text": texts[:9], "id": range(9), "label": NAMES[labels[:9]].tolist()}), folder / "new.csv"
+    )
+    fit = run("text", "fit", "reviews.parquet", "--text", "review", "--label", "verdict", "--out", "model", cwd=folder)
+    (folder / "fit.txt").write_text(fit.stdout)
+    return folder
+
+
+@pytest.fixture
+def type_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., str]:
+    """Like `run`, but in this process, which has paid for its imports already."""
+
+    def type_in(*arguments: str) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("sys.argv", ["attsvm", "text", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code, end.value.code
+        return capfdbinary.readouterr().out.decode()
+
+    return type_in
+
+
+def test_fit_says_how_well_it_does(folder: Path) -> None:
+    said = (folder / "fit.txt").read_text()
+    assert "270 texts, 2 classes" in said
+    assert "of 30 held-out texts" in said
+    assert float(said.split("accuracy ")[1].split()[0]) > 0.8
+    assert "recall" in said
+
+
+def test_predict_to_a_file_and_to_standard_output(folder: Path, type_in: Callable[..., str]) -> None:
+    model = AttentionTextClassifier.load(folder / "model")
+    table = csv.read_csv(folder / "new.csv")
+    expected = model.predict(table["text"]).tolist()
+    printed = type_in("predict", "model", "new.csv")
+    assert csv.read_csv(pa.BufferReader(printed.encode()))["predicted"].to_pylist() == expected
+    said = type_in("predict", "model", "new.csv", "--label", "label", "--out", "out.jsonl")
+    assert "of 9 texts" in said
+    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [row["predicted"] for row in rows] == expected
+    assert [row["id"] for row in rows] == list(range(9))
+    assert np.allclose([row["probability"] for row in rows], model.predict_proba(table["text"]).max(1))
+    type_in("predict", "model", "out.jsonl", "--out", "again.parquet")
+    assert parquet.read_table(folder / "again.parquet").column_names.count("predicted") == 1
+
+
+def test_explain(folder: Path, type_in: Callable[..., str]) -> None:
+    assert "attention" in type_in("explain", "model", "c1m1 and w1, c0m1", "--html", "out.html")
+    assert "c1m1" in (folder / "out.html").read_text()
+    assert type_in("explain", "model", "c1m1", "--label", "bad").startswith("bad  probability 0.")
+
+
+def test_words(folder: Path, type_in: Callable[..., str]) -> None:
+    said = type_in("words", "model", "--top", "3", "--out", "words.csv")
+    assert said.count("c0m") == 3
+    assert said.count("c1m") == 3
+    words = csv.read_csv(folder / "words.csv")
+    assert words.column_names == ["word", "importance", "texts", "direction bad", "direction good"]
+
+
+def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
+    (folder / "stars.tsv").write_text(
+        "text\tlabel\n"
+        + "".join(f"{'good' if k % 2 else 'not good'} thing{k % 5}\t{k % 2 - (k % 7 == 0) * 9}\n" for k in range(70))
+    )
+    options = ["--test", "0", "--ngrams", "2", "--penalty", "0.1", "--p", "1.5", "--balanced", "--seed", "3", "--quiet"]
+    drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2"]
+    said = type_in("fit", "stars.tsv", "--out", "stars", *options, *drop)
+    assert "60 texts, 2 classes" in said
+    assert "accuracy" not in said
+    model = AttentionTextClassifier.load(folder / "stars")
+    assert model.get_params()["p"] == 1.5
+    assert model.predict(["not good", "good"]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fit", "reviews.parquet", "--out", "x"], "has no column 'text'; it has 'review', 'verdict'"),
+        (["fit", "none.csv", "--out", "x"], "none.csv is not a file"),
+        (["fit", "latin.csv", "--out", "x"], "name its encoding"),
+        (["fit", "one.csv", "--out", "x", "--test", "0"], "1 class"),
+        (["fit", "new.csv", "--out", "new.csv/x"], "is not a folder"),
+        (["fit", "new.csv", "--out", "x", "--test", "0.01"], "is none"),
+        (["fit", "new.csv", "--out", "x", "--stem", "klingon"], "stem must be one of"),
+        (["predict", "nothing", "new.csv"], "has no model.json"),
+        (["predict", "model", "new.csv", "--text", "body"], "has no column 'body'"),
+        (["predict", "model", "new.csv", "--out", "x.txt"], "must end in one of"),
+        (["predict", "model", "new.csv", "--label", "id", "--out", "x.csv"], "does not know the labels 0, 1"),
+        (["explain", "model", "a", "--label", "fine"], "must be one of bad, good"),
+    ],
+)
+def test_errors_are_one_sentence(
+    folder: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "latin.csv").write_bytes("text,label\ncafé,1\nthé,0\n".encode("latin-1"))
+    (folder / "one.csv").write_text("text,label\na,1\nb,1\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["attsvm", "text", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert isinstance(end.value.code, str)  # printed on standard error, with exit status 1
+    assert end.value.code.startswith("Error: ")
+    assert sentence in end.value.code
+    assert "\n" not in end.value.code
+    assert not (folder / "x").exists()
+
+
+def test_an_error_as_it_is_seen(folder: Path) -> None:
+    (folder / "single.csv").write_text("text,label\na,1\nb,1\n")
+    result = run("text", "fit", "single.csv", "--out", "x", "--test", "0", cwd=folder, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "Error: y must have at least two classes, but it has 1 class: [1].\n"

@@ -1,0 +1,243 @@
+"""The attention model of texts: gradients, optimality, invariances, exact explanations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_texts import make_texts
+
+from attsvm.text import AttentionTextClassifier, WordTokenizer
+from attsvm.text._attention import Attention, Problem, follow_path
+from attsvm.text._features import learn_features
+
+Texts = tuple[list[str], np.ndarray]
+
+
+class ExactProblem(Problem):
+    dtype = np.float64
+
+
+def make_problem(classes: int, p: float, seed: int = 0) -> ExactProblem:
+    texts, labels = make_texts(40, classes, seed=seed)
+    _, x = learn_features(WordTokenizer()(texts), 1, 1)
+    outputs = classes if classes > 2 else 1
+    y = (labels[:, None] == (np.arange(classes) if classes > 2 else 1)).astype(float)
+    weight = np.random.default_rng(seed).random(len(labels)) + 0.1
+    assert y.shape[1] == outputs
+    return ExactProblem(x, y, weight, p=p, sigma=0.5)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("p", [1.2, 2, 3])
+def test_gradient(classes: int, p: float) -> None:
+    problem = make_problem(classes, p)
+    random = np.random.default_rng(1)
+    flat = random.normal(size=problem.columns * (1 + problem.outputs) + problem.outputs)
+    value, gradient = problem.objective(flat)
+    for _ in range(5):
+        step = random.normal(size=flat.shape)
+        h = 1e-5
+        slope = (problem.objective(flat + h * step)[0] - problem.objective(flat - h * step)[0]) / (2 * h)
+        assert slope == pytest.approx(gradient @ step, rel=1e-5, abs=1e-8 * abs(value))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_objective_is_the_formula(classes: int) -> None:
+    problem = make_problem(classes, 1.5)
+    problem.set_penalty(0.3)
+    random = np.random.default_rng(2)
+    flat = random.normal(size=problem.columns * (1 + problem.outputs) + problem.outputs)
+    model = problem.unflatten(flat)
+    assert np.allclose(problem.flatten(model), flat)
+    x = problem.x.toarray()
+    loss = 0.0
+    for row, target, weight in zip(x, problem.y, problem.weight[:, 0]):
+        attention = row * np.exp(model.a) / (model.cls + (row * np.exp(model.a)).sum())
+        score = model.bias + attention @ model.b
+        logits = np.array([0, score[0]]) if classes == 2 else score
+        place = int(target[0]) if classes == 2 else int(target.argmax())
+        loss += weight * (np.log(np.exp(logits).sum()) - logits[place])
+    small = 1e-2
+    cost_a = (((model.a / 0.5) ** 2 + small**2) ** 0.75).sum() / 1.5
+    cost_b = ((problem.r * model.b**2 + small**2) ** 0.75).sum() / 1.5
+    assert problem.objective(flat)[0] == pytest.approx(loss + (cost_a + 0.3 * cost_b) / problem.n)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_answer_is_stationary(classes: int) -> None:
+    problem = make_problem(classes, 2)
+    model, _, _ = problem.minimize(problem.start(), 1000, 0.0, lambda k: None)
+    value, gradient = problem.objective(problem.flatten(model))
+    assert value < problem.objective(problem.flatten(problem.start()))[0]
+    assert np.abs(gradient).max() < 1e-5
+
+
+def test_columns_that_no_text_has_keep_two_zeros() -> None:
+    texts, labels = make_texts(30)
+    _, x = learn_features(WordTokenizer()([*texts, "elsewhere"]), 1, 1)
+    problem = Problem(x[:30], (labels[:, None] == 1).astype(float), np.ones(30), p=2, sigma=0.5)
+    model, _, _ = problem.minimize(problem.start(), 50, 1e-5, lambda k: None)
+    assert model.a[-1] == 0
+    assert model.b[-1] == 0
+
+
+def test_the_path_ends_where_the_held_out_loss_rises() -> None:
+    texts, labels = make_texts(300, rate=0.1)
+    _, x = learn_features(WordTokenizer()(texts), 1, 1)
+    y = (labels[:, None] == 1).astype(float)
+    parts = [Problem(x[part], y[part], np.ones(150), p=2, sigma=0.5) for part in (slice(150), slice(150, 300))]
+    path, best = follow_path(*parts, 200, 1e-6, lambda stage, k: None)
+    losses = [step.loss for step in path]
+    assert losses[:-1] == sorted(losses[:-1], reverse=True)
+    assert losses[-1] > losses[-2]
+    assert parts[1].loss(best.scores(parts[1].x))[0] == pytest.approx(min(losses), rel=1e-4)
+    penalties = [step.penalty for step in path]
+    assert penalties == sorted(penalties, reverse=True)
+
+
+@pytest.fixture(scope="module", params=[2, 5])
+def fitted(request: pytest.FixtureRequest) -> tuple[AttentionTextClassifier, Texts]:
+    texts, labels = make_texts(400, request.param)
+    return AttentionTextClassifier(ngrams=2, random_state=0).fit(texts, labels), (texts, labels)
+
+
+def test_marks_are_attended_to_and_point_to_their_class(fitted: tuple[AttentionTextClassifier, Texts]) -> None:
+    model, _ = fitted
+    words = {row["word"]: row for row in model.words_}
+    marks = [word for word in words if word.startswith("c") and " " not in word]
+    common = [word for word in words if word.startswith("w") and " " not in word]
+    for word in marks:
+        direction = words[word]["direction"]
+        assert max(direction, key=direction.get) == int(word[1 : word.index("m")])
+    # Each mark of many is told from the common words by importance too.
+    assert np.median([words[word]["importance"] for word in marks]) > max(words[word]["importance"] for word in common)
+    for label in model.classes_:
+        top = model.words_.top(label, 5)
+        assert all(f"c{label}m" in row["word"] for row in top)
+
+
+def test_contributions_add_up_to_the_score(fitted: tuple[AttentionTextClassifier, Texts]) -> None:
+    model, (texts, _) = fitted
+    texts = [*texts[:20], "", "never seen", "w1 " * 50 + "c0m1, c1m1.", "c0m1 never c0m1"]
+    scores = model.decision_function(texts)
+    probability = model.predict_proba(texts)
+    for label in [None, *model.classes_.tolist()]:
+        for i, one in enumerate(model.explain(texts, label)):
+            k = model.classes_.tolist().index(one.label)
+            expected = scores[i] * (1 if k else -1) if scores.ndim == 1 else scores[i, k]
+            assert one.score == pytest.approx(expected, abs=1e-9)
+            assert one.bias + one.contribution.sum() == pytest.approx(one.score, abs=1e-9)
+            assert one.bias + sum(share for _, _, share in one.spans) == pytest.approx(one.score, abs=1e-9)
+            assert np.allclose(one.attention * one.direction, one.contribution)
+            assert 0 < one.cls_attention <= 1
+            assert (np.diff(np.abs(one.contribution)) <= 0).all()
+            assert one.probability == pytest.approx(probability[i, k])
+            if label is None:
+                assert one.probability == probability[i].max()
+            assert set(one.selected) <= set(one.words)
+
+
+def test_masking_top_words_matters_more_than_masking_others(fitted: tuple[AttentionTextClassifier, Texts]) -> None:
+    model, (texts, _) = fitted
+    random = np.random.default_rng(0)
+    top, other = [], []
+    for one in model.explain(texts[:100]):
+        place = model.classes_.tolist().index(one.label)
+        words = one.text.split()
+        weight = {w: c for w, c in zip(one.words, one.contribution) if " " not in w}
+        chosen = set(sorted(weight, key=lambda w: -weight[w])[:3])
+        drawn = set(random.permutation(sorted(set(words)))[:3])
+        for masked, drops in ((chosen, top), (drawn, other)):
+            rest = " ".join(word for word in words if word not in masked)
+            drops.append(one.probability - model.predict_proba([rest])[0, place])
+    assert np.mean(top) > 2 * np.mean(other)
+
+
+def test_order_of_texts_and_words_does_not_matter() -> None:
+    texts, labels = make_texts(200)
+    model = AttentionTextClassifier(penalty=0.1, tol=1e-12).fit(texts, labels)
+    order = np.random.default_rng(0).permutation(200)
+    shuffled = [" ".join(reversed(texts[i].split())) for i in order]
+    again = AttentionTextClassifier(penalty=0.1, tol=1e-12).fit(shuffled, labels[order])
+    assert np.allclose(model.decision_function(texts), again.decision_function(texts), atol=0.02)
+
+
+def test_weights_are_repetitions() -> None:
+    texts, labels = make_texts(60)
+    weight = np.random.default_rng(0).integers(0, 3, 60)
+    weight[:30] = 1  # every word stays
+    settings: dict[str, Any] = {"penalty": 0.1, "tol": 1e-12}
+    weighted = AttentionTextClassifier(**settings).fit(texts, labels, sample_weight=weight)
+    repeated = AttentionTextClassifier(**settings).fit(np.repeat(texts, weight), np.repeat(labels, weight))
+    assert np.allclose(weighted.predict_proba(texts), repeated.predict_proba(texts), atol=0.02)
+
+
+def test_balanced_weights_lift_the_rare_class() -> None:
+    texts, labels = make_texts(600, rate=0.05)
+    keep = (labels == 0) | (np.arange(600) % 10 == 0)
+    texts, labels = [text for text, kept in zip(texts, keep) if kept], labels[keep]
+    recall = [
+        (
+            AttentionTextClassifier(class_weight=weight, random_state=0).fit(texts, labels).predict(texts)[labels == 1]
+            == 1
+        ).mean()
+        for weight in (None, "balanced", {0: 1, 1: 50})
+    ]
+    assert recall[0] < recall[1] <= recall[2]
+
+
+def test_p_near_one_uses_fewer_words() -> None:
+    texts, labels = make_texts(300)
+    used = []
+    for p in (1.1, 2, 3):
+        model = AttentionTextClassifier(p=p, penalty=1.0).fit(texts, labels)
+        size = np.abs(model.attention_.b[:, 0])
+        used.append((size > 0.1 * size.max()).mean())
+    assert used[0] < used[1] < used[2]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_attention_and_scores_by_hand(classes: int) -> None:
+    random = np.random.default_rng(0)
+    outputs = 1 if classes == 2 else classes
+    model = Attention(random.normal(size=3), random.normal(size=(3, outputs)), random.normal(size=outputs), 2.0)
+    from scipy.sparse import csr_matrix
+
+    x = csr_matrix(np.array([[1.0, 0, 2], [0, 0, 0], [0, 3, 0]]))
+    weights = x.toarray() * np.exp(model.a)
+    attention = weights / (2 + weights.sum(1, keepdims=True))
+    assert np.allclose(model.attention(x).toarray(), attention)
+    assert np.allclose(model.scores(x), attention @ model.b + model.bias)
+
+
+WORDS = st.lists(st.sampled_from("abcd"), max_size=12).map(" ".join)
+
+
+@settings(max_examples=60)
+@given(st.lists(WORDS, min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 3))
+def test_ngrams(texts: list[str], ngrams: int, least: int) -> None:
+    tokens = WordTokenizer()(texts)
+    expected: dict[str, np.ndarray] = {}
+    for i, text in enumerate(texts):
+        words = text.split()
+        for size in range(1, ngrams + 1):
+            for start in range(len(words) - size + 1):
+                expected.setdefault(" ".join(words[start : start + size]), np.zeros(len(texts)))[i] += 1
+    expected = {name: count for name, count in expected.items() if (count > 0).sum() >= least}
+    if not expected:
+        with pytest.raises(ValueError, match="min_texts"):
+            learn_features(tokens, ngrams, least)
+        return
+    features, x = learn_features(tokens, ngrams, least)
+    names = features.names()
+    assert sorted(names) == sorted(expected)
+    count = np.array([expected[name] for name in names]).T
+    assert np.allclose(x.toarray(), np.where(count > 0, 1 + np.log(np.maximum(count, 1)), 0), rtol=1e-6)
+    again = features.matrix(WordTokenizer()(["zzz a", *texts, "b zzz b"]))
+    assert np.allclose(again[1:-1].toarray(), x.toarray())
+    if "b b" in expected:
+        assert again[-1, names.index("b b")] == 0  # the unknown word stands between

@@ -1,0 +1,91 @@
+"""Explanations as HTML: escaped, complete, readable in a browser in light and dark."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_texts import make_texts
+
+from attsvm.text import AttentionTextClassifier, Explanations
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HARD = ['c1m1 <3 & "c0m2" w1', "", "c1m1 " * 30 + "x" * 300, "<script>alert(1)</script> c0m1 & <"]
+
+
+@pytest.fixture(scope="module")
+def model() -> AttentionTextClassifier:
+    return AttentionTextClassifier(penalty=0.1, ngrams=2).fit(*make_texts(200))
+
+
+@pytest.fixture(scope="module")
+def explanations(model: AttentionTextClassifier) -> Explanations:
+    return model.explain(HARD)
+
+
+def test_the_page_shows_the_text_and_nothing_else_of_it(explanations: Explanations, tmp_path: Path) -> None:
+    explanations.save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "http" not in page
+    shown = re.findall(r'<p class="text">(.*?)</p>', page, flags=re.DOTALL)
+    assert [html.unescape(re.sub(r"</?mark[^>]*>", "", text)) for text in shown] == [one.text for one in explanations]
+    assert page.count("the bias alone decides") == sum(not one.words for one in explanations)
+
+
+def test_fragments(model: AttentionTextClassifier, explanations: Explanations) -> None:
+    for fragment in (explanations._repr_html_(), explanations[0]._repr_html_(), model.words_._repr_html_()):
+        assert "<html" not in fragment
+        assert 'class="attsvm' in fragment
+    assert "c1m1" in model.words_._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_in_a_browser(
+    explanations: Explanations, browser: Any, scheme: str, width: int, tmp_path: Path
+) -> None:
+    explanations.save(tmp_path / "page.html")
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    requests: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "page.html").as_uri())
+    assert len(requests) == 1
+    assert not errors
+    assert page.locator("section").count() == len(HARD)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    # Contrast of the ink with the strongest highlight, by the formula of WCAG.
+    contrast = page.evaluate(
+        """() => {
+          const rgb = text => text.match(/[\\d.]+/g).map(Number);
+          const linear = v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+          const light = c => { const l = c.map(v => linear(v / 255));
+                               return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
+          const paper = rgb(getComputedStyle(document.body).backgroundColor);
+          return Math.min(...[...document.querySelectorAll('.text mark')].map(mark => {
+            const style = getComputedStyle(mark), back = rgb(style.backgroundColor), a = back[3] ?? 1;
+            const mixed = [0, 1, 2].map(i => a * back[i] + (1 - a) * paper[i]);
+            const [x, y] = [light(rgb(style.color).slice(0, 3)), light(mixed)].sort((p, q) => q - p);
+            return (x + .05) / (y + .05) })) }"""
+    )
+    assert contrast > 4.5
+    page.close()
