@@ -63,7 +63,7 @@ def tiny(piece: Piece) -> Piece:
 
 def list_pieces(options: argparse.Namespace, start: float) -> None:
     for piece in pieces(options):
-        found = read_piece(options.results, piece)
+        found = read_piece(options.results, piece) or read_piece(options.results, piece, unfinished=True)
         if found is None:
             print(f"{'missing':>8}  {piece.name}")
             continue
