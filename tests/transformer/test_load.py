@@ -20,7 +20,17 @@ from typer.testing import CliRunner
 
 from attsvm import AttsvmError
 from attsvm.cli._transformer import app
-from attsvm.transformer import Data, Images, Texts, load_data, save_data, synthetic_sentiment, tiny_images
+from attsvm.transformer import (
+    Data,
+    Images,
+    Settings,
+    Texts,
+    load_data,
+    make_model,
+    save_data,
+    synthetic_sentiment,
+    tiny_images,
+)
 from attsvm.transformer._synthetic import PIVOTS, WORDS
 
 REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1), ("awful ending", 0)]
@@ -89,6 +99,12 @@ def test_reviews_from_a_table_a_folder_tokens_and_a_name(tokenizer: Path, tmp_pa
 def test_long_texts_are_cut(tokenizer: Path, tmp_path: Path) -> None:
     table = write_reviews(tmp_path / "reviews.parquet", both(REVIEWS))
     assert load_data(table, tokenizer=tokenizer, length=5).train.tokens.shape == (4, 5)
+    save_data(load_data(table, tokenizer=tokenizer), tmp_path / "tokens.npz")
+    for place in (tmp_path / "tokens.npz", "synthetic"):
+        data = load_data(place, length=5)
+        assert data.train.tokens.shape[1] == 5 == data.train.lengths.max()
+    with pytest.raises(AttsvmError, match="length must be at least 24, the longest text, but got 10"):
+        make_model(Settings(sizes={"length": 10}), load_data("synthetic"))
 
 
 def some_images(n: int) -> tuple[np.ndarray, np.ndarray]:

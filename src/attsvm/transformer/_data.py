@@ -44,6 +44,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def cut(self, length: int) -> Texts:
+        """Without what lies behind the first `length` tokens."""
+        return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
+
     def to(self, device: torch.device) -> Texts:
         return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
 

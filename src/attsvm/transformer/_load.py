@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def load_data(
     """
     name, path = str(source), Path(source)
     if name == "synthetic":
-        return synthetic_sentiment()
+        return _cut(synthetic_sentiment(), length)
     if name == "tiny-images":
         return tiny_images()
     if path.suffix == ".npz":
-        return _saved(path, size)
+        return _cut(_saved(path, size), length)
     if path.is_dir() and (path / "train" / "pos").is_dir():
         texts = [_acl_split(path, split) for split in SPLITS]
         return _tokenized(texts, tokenizer, length)
@@ -127,6 +128,12 @@ def _saved(path: Path, size: int) -> Data:
         offsets = np.concatenate([[0], np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)])
         splits.append(Texts.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
     return Data(splits[0], splits[1], classes, vocabulary=int(arrays["vocabulary"][0]))
+
+
+def _cut(data: Data, length: int) -> Data:
+    if not isinstance(data.train, Texts) or not isinstance(data.test, Texts):
+        return data
+    return replace(data, train=data.train.cut(length), test=data.test.cut(length))
 
 
 def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int) -> Data:

@@ -15,8 +15,10 @@ from attsvm._check import as_count, as_real
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
 from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
-from attsvm.transformer._data import Data
+from attsvm.transformer._data import Data, Texts
 
+LENGTH = 512
+"""The default of TextTransformer."""
 OPTIMIZERS = ("mirror-descent", "mirror-adam", "sgd", "adam", "adamw")
 
 
@@ -81,6 +83,11 @@ def make_model(settings: Settings, data: Data) -> nn.Module:
     sizes = {"classes": data.classes} | sizes
     if data.kind == "text":
         sizes = {"vocabulary": data.vocabulary} | sizes
+        longest = max(split.tokens.shape[1] for split in (data.train, data.test) if isinstance(split, Texts))
+        if sizes.get("length", LENGTH) < longest:
+            raise AttsvmError(
+                f"length must be at least {longest}, the longest text, but got {sizes.get('length', LENGTH)}."
+            )
     else:
         sizes = {"size": data.train.size, "channels": data.train.pixels.shape[1]} | sizes  # type: ignore[union-attr]
     try:
