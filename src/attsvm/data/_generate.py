@@ -50,7 +50,7 @@ def sphere(
         raise AttsvmError(
             f"self_attention takes queries ≤ T = {T} of size e = d = {d}, but got queries = {K} and e = {e}."
         )
-    streams = _streams(seed, trials)
+    streams = trial_streams(seed, trials)
     v = _unit(_normal(streams, d))
     Y = np.where(_normal(streams, n, K) < 0, -1.0, 1.0)
     X = _unit(_normal(streams, n, T, d))
@@ -84,7 +84,7 @@ def orthonormal(
     e = d if e is None else as_count("e", e)
     if d < T:
         raise AttsvmError(f"T must be at most d = {d} for orthonormal tokens, but got {T}.")
-    streams = _streams(seed, trials)
+    streams = trial_streams(seed, trials)
     v = _unit(_normal(streams, d))
     Q, R = np.linalg.qr(_normal(streams, n, d, T))
     # A positive diagonal of R makes Q uniform (Haar) instead of following the signs of the QR routine.
@@ -120,7 +120,8 @@ def example2() -> TokenData:
     return TokenData.self_attention(X, Y=[1, -1], head=[-2.0 / 21.84, 4.6 / 21.84])
 
 
-def _streams(seed: int, trials: Trials) -> list[Generator]:
+def trial_streams(seed: int, trials: Trials) -> list[Generator]:
+    """The random stream of every trial."""
     seed = as_count("seed", seed, 0, 2**64 - 1)
     try:
         numbers = iter(trials)  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.random import Generator, Philox
+from numpy.random import Generator
 from torch import Tensor
 
-from attsvm._check import as_count, as_real
+from attsvm._check import as_count
+from attsvm.data._generate import trial_streams
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError
 
@@ -111,5 +112,4 @@ def single_important(
 
 def random_stream(seed: int, trial: int) -> Generator:
     """The random stream of a trial, as in `attsvm.data`."""
-    as_real("seed", seed, least=0)
-    return Generator(Philox(key=[seed, trial]))
+    return trial_streams(seed, [trial])[0]
