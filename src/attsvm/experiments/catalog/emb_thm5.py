@@ -206,7 +206,8 @@ EXPERIMENT = Experiment(
     times=lambda params: {STATED: 1, ONE_SMALL: 10}.get(params["case"], 5),
     cost=lambda params: 0.5 if params["case"] == STATED else 0.06,
     remark="(10) asks for η₀ ≥ 4n²T² and d ≥ (88η₀² + …)⁸, that is d ~ 10⁷³ for n = 8, T = 4: vectors are drawn in "
-    "|S| + 2 coordinates with the inner products they have in that dimension. The flow is followed as a curve, in arc "
+    "|S| + 2 coordinates with the inner products they have in that dimension (rounding is larger than these, and far "
+    "below the bound (6)). The flow is followed as a curve, in arc "
     "length, to ‖p‖ = 10⁶. The condition of Lemma 19 does not hold where embeddings are near-orthogonal, as (10) makes "
     "them: the selection that ties everything but one important token has ‖p̂′‖² ≤ 1 − 1/|S|, and ‖p̂‖² is not below "
     "that. Its conclusion holds all the same. With d = 256 and η₀ = 3 the condition holds by chance in some trials.",
