@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of training; measuring takes some more")
     parser.add_argument("--only", default="", help="regular expression on names")
     parser.add_argument("--tiny", action="store_true", help="built-in data and small models: a rehearsal on the CPU")
     options = parser.parse_args()

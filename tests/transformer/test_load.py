@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,21 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(AttsvmError, match="diverged in epoch 1: take a smaller --lr than 1e"):
         raise lost.exception
+
+
+def test_image_parts_come_back_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import image_parts
+
+    monkeypatch.setattr(image_parts, "CHUNK", 8)
+    monkeypatch.setattr(image_parts, "ProcessPoolExecutor", _Here)
+    save_data(tiny_images(20, 10), tmp_path / "images.npz")
+    image_parts.split(tmp_path / "images.npz", tmp_path / "parts", 2000)
+    assert len(list((tmp_path / "parts").iterdir())) > 1
+    image_parts.join(tmp_path / "again.npz", tmp_path / "parts")
+    before, after = (load_data(tmp_path / f"{name}.npz") for name in ("images", "again"))
+    assert before.digest() == after.digest()
+
+
+class _Here(ThreadPoolExecutor):
+    """Threads instead of processes: patched names reach them."""
