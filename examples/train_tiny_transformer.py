@@ -109,6 +109,10 @@ def run(name: str, lr: float, p: float, seed: int, args: argparse.Namespace) -> 
     x_test, y_test = make_data(2000, generator)
     torch.manual_seed(seed)
     model = Classifier()
+    with torch.no_grad():
+        for group in attsvm.optim.param_groups(model):
+            for weight in group["params"] if group["name"] in ("attention", "matrices") else []:
+                weight.mul_(args.scale)
     optimizer = make_optimizer(name, model, lr, p, args)
     steps = args.epochs * math.ceil(args.samples / args.batch)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -142,6 +146,7 @@ def main() -> None:
     parser.add_argument("--p", nargs="+", type=float, default=[1.1])
     parser.add_argument("--groups", choices=["matrices", "attention", "all"], default="matrices", help="what gets p")
     parser.add_argument("--normalize", choices=["tensor", "group", "none"], default="tensor", help="MirrorDescent's")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all matrices at the start")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--samples", type=int, default=4000)
