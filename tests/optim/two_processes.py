@@ -50,5 +50,5 @@ def _member(rank: int, port: int, worker: Callable[..., None], arguments: tuple[
     finally:
         dist.destroy_process_group()
     # The work is done and checked. What C++ destroys at an exit may be a thread of gloo that still runs: "terminate
-    # called without an active exception", seen in 1 of 8 runs.
+    # called without an active exception", seen in 1 of 13 runs.
     os._exit(0)

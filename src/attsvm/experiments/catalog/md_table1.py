@@ -164,6 +164,6 @@ EXPERIMENT = Experiment(
     cost=lambda params: 60.0,
     remark="The paper takes the largest test accuracy of all epochs; validated and last-epoch accuracies are shown "
     "beside it. Where dropout sits is not stated in the paper: ours is on attention weights and sub-layer outputs; "
-    "runs marked 'embedding dropout' have it on the embedding and the sub-layer outputs. The rule of the comparison at equal train accuracy was changed "
-    "once after its result was seen (docs/transformers.md).",
+    "runs marked 'embedding dropout' have it on the embedding and the sub-layer outputs. The rule of the comparison at "
+    "equal train accuracy was changed once after its result was seen (docs/transformers.md).",
 )
