@@ -65,6 +65,29 @@ def test_directions_stay_exact_where_the_softmax_has_saturated() -> None:
         torch.testing.assert_close(N, again, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("norm", [10.0, 300.0, 3000.0])
+def test_directions_against_long_arithmetic(norm: float) -> None:
+    """With 60 digits beyond the exponents: the error is that of the logits, about 1e-16 times their size."""
+    mp = pytest.importorskip("mpmath")
+    data = cls_data(B=1)
+    p = torch.randn(1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    p = norm * p / p.norm()
+    ours = _Problem.of(data).direction(p)[0][0]
+    with mp.workdps(60 + int(2 * norm)):
+        gradient = [mp.mpf(0)] * 5
+        for tokens, scores in zip(data.X[0].tolist(), data.scores()[0, :, 0].tolist()):
+            logits = [mp.fdot(x, p[0].tolist()) for x in tokens]
+            weights = [mp.exp(a - max(logits)) for a in logits]
+            q = [w / mp.fsum(weights) for w in weights]
+            f = mp.fdot(q, scores)
+            for w, score, x in zip(q, scores, tokens):
+                for j in range(5):
+                    gradient[j] -= w * (score - f) * x[j] / (1 + mp.exp(f))
+        size = mp.sqrt(mp.fsum(g * g for g in gradient))
+        exact = torch.tensor([float(g / size) for g in gradient], dtype=torch.float64)
+    assert float((ours - exact).norm()) <= 1e-14 * max(1.0, norm)
+
+
 @pytest.mark.parametrize("stated", [True, False])
 def test_limit_is_the_max_margin_vector(stated: bool) -> None:
     n, T = 4, 3
