@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_texts import make_texts
 
@@ -217,9 +217,11 @@ def test_attention_and_scores_by_hand(classes: int) -> None:
 WORDS = st.lists(st.sampled_from("abcd"), max_size=12).map(" ".join)
 
 
-@settings(max_examples=60)
-@given(st.lists(WORDS, min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 3))
-def test_ngrams(texts: list[str], ngrams: int, least: int) -> None:
+@pytest.mark.parametrize("mask", [0, 3, 2**22 - 1])  # all keys alike in their last bits, some, none
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(WORDS, min_size=1, max_size=8), ngrams=st.integers(1, 4), least=st.integers(1, 3))
+def test_ngrams(texts: list[str], ngrams: int, least: int, mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attsvm.text._features._MASK", mask)
     tokens = WordTokenizer()(texts)
     expected: dict[str, np.ndarray] = {}
     for i, text in enumerate(texts):

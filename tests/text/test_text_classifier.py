@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attsvm import AttsvmError
-from attsvm.text import AttentionTextClassifier, WordTokenizer
+from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer
 
 TEXTS, LABELS = make_texts(240)
 QUICK: dict[str, Any] = {"penalty": 0.1}
@@ -189,6 +189,26 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert again.path_ == model.path_
     model.save(tmp_path / "deep" / "model")  # over what is there
     assert sorted(path.name for path in (tmp_path / "deep" / "model").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_word_pieces_travel_with_the_model(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = {"[UNK]": 0, "c": 1, "##0": 2, "##1": 3, "##m": 4, "w": 5} | {f"##{k}": 6 + k for k in range(2, 10)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "pieces.json"))
+    settings: dict[str, Any] = {"tokenizer": WordPieceTokenizer(file=tmp_path / "pieces.json"), "ngrams": 3}
+    model = AttentionTextClassifier(**settings, **QUICK).fit(TEXTS, LABELS)
+    assert model.score(TEXTS, LABELS) > 0.9  # "c ##0 ##m" and "c ##1 ##m"
+    one = model.explain(["c1m3, w1."])[0]
+    assert [one.text[start:end] for start, end, _ in one.spans] == ["c1m3", "w1"]
+    assert one.bias + sum(share for _, _, share in one.spans) == pytest.approx(one.score)
+    expected = model.predict_proba(TEXTS)
+    model.save(tmp_path / "model")
+    (tmp_path / "pieces.json").unlink()
+    again = AttentionTextClassifier.load(tmp_path / "model")
+    again.save(tmp_path / "model")
+    assert np.array_equal(AttentionTextClassifier.load(tmp_path / "model").predict_proba(TEXTS), expected)
 
 
 def test_damaged_models_are_refused(fitted: AttentionTextClassifier, tmp_path: Path) -> None:

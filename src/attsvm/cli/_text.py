@@ -63,8 +63,6 @@ def fit_command(
     quiet: Quiet = False,
 ) -> None:
     """Fit a classifier to a table of texts and labels."""
-    from sklearn.model_selection import train_test_split
-
     from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer, read_texts
     from attsvm.text import stop_words as english
 
@@ -89,6 +87,8 @@ def fit_command(
     )
     held_out: Any = None
     if test:
+        from sklearn.model_selection import train_test_split
+
         _, counts = np.unique(labels, return_counts=True)
         stratify = labels if len(counts) and counts.min() >= 2 and test * len(labels) >= len(counts) else None
         if len(labels) * test < 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from attsvm.text._tokens import Tokens, ends
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+_MASK = (1 << 22) - 1
+_SHARED = -2
+"""Several keys have these last bits: look for the key itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +48,31 @@ class Features:
         number = {word: s for s, word in enumerate(self.words)}
         ids = np.array([number.get(word, -1) for word in tokens.vocabulary] or [-1], dtype=np.int32)[tokens.ids]
         found = [_known(ids)]
-        for size, (start, stop) in enumerate(zip(self.levels, self.levels[1:]), start=2):
-            keys = _keys(self.prefix[start:stop], self.last[start:stop], len(self.words))
+        for size, (start, keys, slots) in enumerate(self._tables, start=2):
             at, key = _longer(tokens, ids, found[-1], size, len(self.words))
-            place = np.searchsorted(keys, key)
-            same = place < len(keys)
-            same[same] = keys[place[same]] == key[same]
-            found.append((at[same], (place[same] + start + len(self.words)).astype(np.int32)))
+            place = slots[key & _MASK]
+            shared = np.flatnonzero(place == _SHARED)
+            place[shared] = np.minimum(np.searchsorted(keys, key[shared]), len(keys) - 1)
+            same = np.flatnonzero(place >= 0)
+            same = same[keys[place[same]] == key[same]]
+            found.append((at[same], place[same] + np.int32(start + len(self.words))))
         return found
+
+    @cached_property
+    def _tables(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """For 2, 3, … words: the first column, the sorted keys, and the place of a key by its last bits."""
+        tables = []
+        for start, stop in pairwise(self.levels):
+            keys = _keys(self.prefix[start:stop], self.last[start:stop], len(self.words))
+            slots = np.full(_MASK + 1, -1, dtype=np.int32)
+            slots[keys & _MASK] = np.arange(len(keys), dtype=np.int32)
+            overwritten = slots[keys & _MASK] != np.arange(len(keys))
+            slots[keys[overwritten] & _MASK] = _SHARED
+            tables.append((start, keys, slots))
+        return tables
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}  # quickly made again
 
     def matrix(self, tokens: Tokens) -> csr_matrix:
         """(texts, columns) 1 + log of how often a column occurs in a text."""
