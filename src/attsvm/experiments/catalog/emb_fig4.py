@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from attsvm.experiments._experiment import Experiment
-from attsvm.experiments._token_figures import two_layer_checks, two_layer_figure
-from attsvm.experiments._tokens import run_reviews
+from dataclasses import replace
 
-EXPERIMENT = Experiment(
+from attsvm.experiments.catalog import emb_fig1
+
+EXPERIMENT = replace(
+    emb_fig1.EXPERIMENT,
     id="emb-fig4",
     title="Embeddings trained on Yelp reviews, two layers",
     paper="trained-embeddings, Figure 4",
-    statement="In the two-layer model (36), with skip connection and layer norm, ⟨E_s, v⟩ follows the posterior "
-    "difference and ⟨E_s, p⟩ its modulus, as in one layer; the loss ends near 10⁻⁵ (AdamW, 500 epochs, d = 2048).",
     grid={"data": ["yelp"], "model": ["two-layer"], "d": [128], "epochs": [200]},
     quick_grid={"d": [32], "epochs": [60]},
     needs=("yelp",),
-    accepts=("bert",),
-    run=run_reviews,
-    figure=two_layer_figure,
-    checks=two_layer_checks,
-    trials=1,
-    quick=1,
-    batch=1,
     cost=lambda params: params["epochs"] * params["d"] * 0.006,
-    remark="d = 128 and 200 epochs, with the learning rate reduced at 1/5 and 2/5 of them. A step of AdamW moves v by "
-    "up to lr in every coordinate, and so the output of a layer-normed row by up to 0.8·lr·d: by 16 with the "
-    "paper's lr = 0.01 and d = 2048. What came of these is in docs/papers.md. Layer norm has no parameters here. "
-    "Batches hold reviews of similar length. With --quick: d = 32.",
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._transformers import IMDB, KINDS, PRUNED, SOURCE, Runs, measured, nothing_yet, run
+from attsvm.experiments._experiment import Rows
+from attsvm.experiments._transformers import KINDS, PRUNED, Runs, measured, nothing_yet
 from attsvm.experiments.catalog import md_table1
 from attsvm.transformer._measure import LARGE_EDGES
 
@@ -65,21 +67,14 @@ def checks(rows: Rows) -> list[Check]:
     return made
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = replace(
+    md_table1.EXPERIMENT,
     id="md-fig8",
     title="IMDB transformer: sizes of the attention weights, pruning",
     paper="mirror-descent, Figure 8",
     statement="ℓ1.1 mirror descent leaves fewer large attention weights than gradient descent.",
-    grid={"piece": IMDB},
-    quick_grid=md_table1.EXPERIMENT.quick_grid,
-    run=run,
     figure=figure,
     checks=checks,
-    trials=1,
-    quick=1,
-    batch=1,
-    needs=(SOURCE,),
-    cost=lambda params: 60.0,
     rows_of="md-table1",
     remark="Weights of the last epoch, all layers together. A count from 0.06 on depends on how long a run trained; "
     "Gini coefficient and pruning do not depend on a threshold.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._transformers import IMDB, SOURCE, Runs, measured, nothing_yet, run, sign_flip_test
+from attsvm.experiments._experiment import Rows
+from attsvm.experiments._transformers import Runs, measured, nothing_yet, sign_flip_test
 from attsvm.experiments.catalog import md_table1
 from attsvm.transformer import pivotal_reviews
 
@@ -50,21 +52,14 @@ def checks(rows: Rows) -> list[Check]:
     return made
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = replace(
+    md_table1.EXPERIMENT,
     id="md-fig9",
     title="IMDB transformer: attention on the pivotal word",
     paper="mirror-descent, Figure 9",
     statement="The model of ℓ1.1 mirror descent selects the pivotal token better than that of gradient descent.",
-    grid={"piece": IMDB},
-    quick_grid=md_table1.EXPERIMENT.quick_grid,
-    run=run,
     figure=figure,
     checks=checks,
-    trials=1,
-    quick=1,
-    batch=1,
-    needs=(SOURCE,),
-    cost=lambda params: 60.0,
     rows_of="md-table1",
     remark="120 short reviews of our own instead of five generated ones, the same for all models, and a paired test "
     "(random signs). The maps themselves: attsvm transformer attention.",
