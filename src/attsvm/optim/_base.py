@@ -1,6 +1,7 @@
 """What MirrorDescent and MirrorAdam share: the step, and the mirror variable as state."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, overload
@@ -47,7 +48,7 @@ def zeros_like(param: Tensor) -> Tensor:
     return torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
 
 
-class MirrorOptimizer(Optimizer):
+class MirrorOptimizer(Optimizer, ABC):
     """The state handling of the mirror optimizers."""
 
     # The counter of in-place changes of every weight, by id, as this optimizer left it; not part of the saved state.
@@ -118,14 +119,15 @@ class MirrorOptimizer(Optimizer):
         for column, values in zip((params, weights, *columns), zip(*rows)):
             column.extend(values)
 
+    @abstractmethod
     def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         """The local states of a parameter, made on the first step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step_group(
         self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
     ) -> None:
-        raise NotImplementedError
+        """Hand the lists, and the group's options, to the arithmetic."""
 
     @torch.no_grad()
     def resync(self) -> None:
