@@ -18,6 +18,12 @@ def test_python_blocks_run(code: str, capsys: pytest.CaptureFixture[str]) -> Non
         assert solution.solved.all()  # type: ignore[attr-defined]
 
 
-def test_linked_files_exist() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", README.read_text()):
-        assert (README.parent / target).exists(), target
+def test_links_lead_somewhere() -> None:
+    text = README.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        else:
+            assert (README.parent / target).exists(), target
