@@ -5,8 +5,9 @@
     python benchmarks/run_transformers.py speed --imdb imdb.npz
 
 The .npz files are made by `attsvm transformer tokens`, `encode_probes(…).save` and `save_data`. `run` shares one device
-among several processes, stops after --seconds with a checkpoint of what is unfinished in --work, and goes on from there
-when it is called again. Finished pieces are JSON files in --results. Needs torch, numpy and safetensors only.
+among several processes, stops after --seconds, Ctrl-C or SIGTERM with a checkpoint of what is unfinished in --work, and
+goes on from there when it is called again. Finished pieces are JSON files in --results. Needs torch, numpy and
+safetensors only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,8 +87,18 @@ def run(options: argparse.Namespace, start: float) -> None:
     workers = [context.Process(target=work, args=(n, options, queue, deadline)) for n in range(options.slots)]
     for worker in workers:
         worker.start()
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal deadline
+        deadline = min(deadline, time.time())
+        for worker in workers:
+            worker.terminate()  # asks: see work
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     for worker in workers:
-        worker.join(max(1.0, deadline + 60 - time.time()))
+        while worker.is_alive() and time.time() < deadline + 60:
+            worker.join(1.0)
         if worker.is_alive():
             print(f"worker {worker.pid} did not end in time", flush=True)
             worker.kill()
@@ -94,9 +107,16 @@ def run(options: argparse.Namespace, start: float) -> None:
 def work(number: int, options: argparse.Namespace, queue: Any, deadline: float) -> None:
     """Take pieces from the queue until it is empty or time is up."""
     torch.set_num_threads(1)
+    asked_to_stop = threading.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: asked_to_stop.set())
+
+    def stop() -> bool:
+        return asked_to_stop.is_set() or time.time() > deadline
+
     loaded: dict[str, Data] = {}
     probes = None if options.probes is None else load_probes(options.probes)
-    while time.time() < deadline:
+    while not stop():
         try:
             piece: Piece = queue.get(timeout=2.0)
         except Empty:
@@ -110,7 +130,7 @@ def work(number: int, options: argparse.Namespace, queue: Any, deadline: float) 
             probes=probes,
             device=options.device,
             work=options.work,
-            stop=lambda: time.time() > deadline,
+            stop=stop,
             report=log,
         )
         if result is not None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import layer_norm
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, gelu, layer_norm
 
 from attsvm import AttsvmError
 from attsvm.models import TextTransformer, ViT
@@ -52,7 +52,7 @@ def test_gradients_of_both_forms_agree_and_reach_every_weight() -> None:
     model = text_model()
     tokens, lengths = torch.arange(24).view(2, 12), torch.tensor([12, 5])
     forms = (model(tokens, lengths), model.attention(tokens, lengths)[0])
-    by_form = [torch.autograd.grad(logits[:, 0].sum(), list(model.parameters())) for logits in forms]
+    by_form = [torch.autograd.grad(logits[:, 1].sum(), list(model.parameters())) for logits in forms]
     for fused, plain in zip(*by_form):
         torch.testing.assert_close(fused, plain)
         assert fused.abs().max() > 0
@@ -65,13 +65,23 @@ def test_a_block_is_the_formula() -> None:
     W_q, W_k, W_v = block.qkv.weight.chunk(3)
     logits = (x @ W_q.T) @ (x @ W_k.T).T / 12**0.5
     x = layer_norm(x + logits.softmax(-1) @ x @ W_v.T @ block.out.weight.T, (12,))
-    x = layer_norm(x + (x @ block.expand.weight.T).relu() @ block.contract.weight.T, (12,))
-    torch.testing.assert_close(model(tokens, lengths)[0], model.head.weight @ x[0])
+    x = layer_norm(x + gelu(x @ block.expand.weight.T) @ block.contract.weight.T, (12,))
+    torch.testing.assert_close(model(tokens, lengths)[0, 1], model.head.weight[0] @ x[0])
 
 
-@pytest.mark.parametrize("places", [{"attention_dropout": 0.5}, {"embedding_dropout": 0.5}, {"dropout": 0.5}])
-def test_dropout_is_where_it_is_asked_for(places: dict[str, float]) -> None:
-    model = text_model(**({"dropout": 0.0} | places)).train()
+def test_two_classes_have_one_score_and_its_binary_cross_entropy() -> None:
+    model = text_model()
+    tokens, lengths, labels = torch.arange(24).view(2, 12), torch.tensor([12, 5]), torch.tensor([1, 0])
+    logits = model(tokens, lengths)
+    assert (logits[:, 0] == 0).all()
+    torch.testing.assert_close(
+        cross_entropy(logits, labels), binary_cross_entropy_with_logits(logits[:, 1], labels.double())
+    )
+    assert text_model(classes=3)(tokens, lengths).shape == (2, 3)
+
+
+def test_dropout_is_there_in_training_alone() -> None:
+    model = text_model(dropout=0.5).train()
     tokens, lengths = torch.arange(24).view(2, 12), torch.tensor([12, 5])
     torch.manual_seed(0)
     drawn = [model(tokens, lengths) for _ in range(2)]
@@ -84,7 +94,7 @@ def test_the_paper_s_sizes() -> None:
     with torch.device("meta"):
         text, image = TextTransformer(), ViT()
     assert sum(w.numel() for w in text.parameters()) == (
-        (30522 + 512) * 384 + 3 * (4 * 384**2 + 2 * 384 * 1536 + 2 * 384) + 2 * 384
+        (30522 + 512) * 384 + 3 * (4 * 384**2 + 2 * 384 * 1536 + 2 * 384) + 384
     )
     assert [text.blocks[0].heads, len(text.blocks), len(image.blocks), image.blocks[0].heads] == [3, 3, 6, 8]
     assert image.positions.shape == (1, 145, 512)

@@ -176,8 +176,7 @@ def _method(piece: Piece) -> str:
 
 
 def _variant(piece: Piece) -> str:
-    words = ["float32"] if not piece.settings.bf16 else []
-    return ", ".join([*words, *(["embedding dropout"] if "embedding_dropout" in piece.settings.sizes else [])])
+    return "" if piece.settings.bf16 else "float32"
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:

@@ -19,11 +19,12 @@ class TextTransformer(nn.Module):
     .. math::
        x^0_t = E_{s_t} + P_t, \qquad
        \tilde x^l = \mathrm{norm}(x^{l-1} + \mathrm{dropout}(\mathrm{attention}(x^{l-1}))), \qquad
-       x^l = \mathrm{norm}(\tilde x^l + \mathrm{dropout}(W_2\, \mathrm{relu}(W_1 \tilde x^l))), \qquad
+       x^l = \mathrm{norm}(\tilde x^l + \mathrm{dropout}(W_2\, \mathrm{gelu}(W_1 \tilde x^l))), \qquad
        \mathrm{logits} = W x^L_1
 
-    Weights start as torch's modules make them. Of the last layer only the first token is computed: nothing else is
-    read. Padding is masked and cannot change a logit.
+    With two classes the head has one row, z = ⟨w, x⟩, and the logits are (0, z): their cross-entropy is the binary
+    one of z. Weights start as torch's modules make them. Of the last layer only the first token is computed: nothing
+    else is read. Padding is masked and cannot change a logit.
 
     Args:
         vocabulary: number of tokens.
@@ -32,8 +33,6 @@ class TextTransformer(nn.Module):
         layers: number of layers.
         heads: attention heads a layer; as many as layers if not given, as in the paper.
         dropout: of every sub-layer's output, and of the attention weights.
-        attention_dropout: of the attention weights alone, if another one is wanted there.
-        embedding_dropout: of the embedding.
         classes: number of logits.
 
     Example:
@@ -56,8 +55,6 @@ class TextTransformer(nn.Module):
         layers: int = 3,
         heads: int | None = None,
         dropout: float = 0.2,
-        attention_dropout: float | None = None,
-        embedding_dropout: float = 0.0,
         classes: int = 2,
     ) -> None:
         super().__init__()
@@ -66,17 +63,15 @@ class TextTransformer(nn.Module):
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)
-        self.dropout = nn.Dropout(embedding_dropout)
-        of_weights = dropout if attention_dropout is None else attention_dropout
-        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout, of_weights) for _ in range(layers))
-        self.head = nn.Linear(width, classes, bias=False)
+        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
+        self.head = nn.Linear(width, 1 if as_count("classes", classes) == 2 else classes, bias=False)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (batch, classes) of tokens (batch, T), T at most `length`; what lies behind a length is ignored."""
         x, may_attend = self._embed(tokens, lengths)
         for block in self.blocks[:-1]:
             x = block(x, may_attend)
-        return self.head(self.blocks[-1](x, may_attend, queries=1)[:, 0])
+        return self._logits(self.blocks[-1](x, may_attend, queries=1)[:, 0])
 
     def attention(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the softmax weights (batch, heads, T, T) of every layer: rows are queries, columns keys."""
@@ -84,19 +79,23 @@ class TextTransformer(nn.Module):
         x, may_attend = self._embed(tokens, lengths)
         for block in self.blocks:
             x = block(x, may_attend, maps=maps)
-        return self.head(x[:, 0]), maps
+        return self._logits(x[:, 0]), maps
 
     def _embed(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         T = tokens.shape[1]
         x = self.words(tokens) + self.positions.weight[:T]
         may_attend = torch.arange(T, device=tokens.device) < lengths[:, None]
-        return self.dropout(x), may_attend[:, None, None]
+        return x, may_attend[:, None, None]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        z = self.head(x)
+        return F.pad(z, (1, 0)) if z.shape[-1] == 1 else z
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.attention_dropout = heads, attention_dropout
+        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.attention_norm = nn.LayerNorm(width, bias=False)
@@ -116,10 +115,10 @@ class _Block(nn.Module):
             q = F.linear(x[:, :queries], self.qkv.weight[:width])
             k, v = F.linear(x, self.qkv.weight[width:]).chunk(2, -1)
         q, k, v = (split_heads(part, self.heads) for part in (q, k, v))
-        dropout = self.attention_dropout if self.training else 0.0
+        dropout = self.dropout.p if self.training else 0.0
         y = self.out(join_heads(attend(q, k, v, may_attend, maps, dropout=dropout)))
         # Under autocast norms give float32: between the layers the precision of the matrix products is enough.
         dtype = y.dtype
         x = self.attention_norm(x[:, :queries].to(dtype) + self.dropout(y)).to(dtype)
-        y = self.contract(F.relu(self.expand(x)))
+        y = self.contract(F.gelu(self.expand(x)))
         return self.norm(x + self.dropout(y)).to(dtype)

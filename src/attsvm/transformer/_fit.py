@@ -222,7 +222,7 @@ def load_model(folder: str | Path) -> nn.Module:
     tensors, described = read_run(Path(folder) / CHECKPOINT)
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     identity = described["identity"]
-    sizes = dict(identity["sizes"]) | {"classes": len(weights["head.weight"])}
+    sizes = dict(identity["sizes"]) | {"classes": max(2, len(weights["head.weight"]))}
     if identity["model"] == "text":
         model: nn.Module = TextTransformer(**(sizes | {"vocabulary": len(weights["words.weight"])}))
     else:
