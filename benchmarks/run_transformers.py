@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from attsvm.models import TextTransformer
 from attsvm.optim import MirrorDescent
 from attsvm.transformer import Data, Progress, Texts, load_data, load_probes, synthetic_sentiment, tiny_images
+from attsvm.transformer._data import Batch
 from attsvm.transformer._pieces import Piece, missing, plan, read_piece, run_piece, write_piece
 
 RESULTS = Path(__file__).parent / "results" / "transformers"
@@ -177,7 +178,7 @@ def speed(options: argparse.Namespace, start: float) -> None:
     assert isinstance(train, Texts)
     length = 24 if options.tiny else 512
     sizes = {"vocabulary": data.vocabulary, "length": length} | ({"width": 24, "hidden": 24} if options.tiny else {})
-    longest = train.lengths.argsort(descending=True)[:100]
+    longest = Batch(train.lengths.argsort(descending=True)[:100], 0, length)
     found: dict[str, Any] = {"processor": name_of(device), "torch": torch.__version__}
     for name, (bf16, compiled, plain) in {
         "eager float32, softmax spelled out": (False, False, True),
@@ -186,15 +187,17 @@ def speed(options: argparse.Namespace, start: float) -> None:
         "SDPA, bf16, compile": (True, True, False),
     }.items():
         step = make_step(train, sizes, device, bf16, compiled and not options.tiny, plain)
-        found[name] = 1e3 * timed(lambda step=step: step(longest, length), device, 3 if plain else 10, 10)
+        found[name] = 1e3 * timed(lambda step=step: step(longest), device, 3 if plain else 10, 10)
         print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
     step = make_step(train, sizes, device, True, not options.tiny, False)
     for name, grouped in (("grouped", True), ("padded to 512", False)):
         batches = train.batches(100, torch.Generator().manual_seed(0), grouped=grouped)
+        if not grouped:
+            batches = [replace(batch, width=length) for batch in batches]
 
-        def epoch(batches: list[Any] = batches, grouped: bool = grouped) -> None:
-            for rows in batches:
-                step(rows, None if grouped else length)
+        def epoch(batches: list[Batch] = batches) -> None:
+            for batch in batches:
+                step(batch)
 
         found[f"epoch, {name}"] = timed(epoch, device, 1, 2)  # every width costs something when it is new
         print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
@@ -204,7 +207,7 @@ def speed(options: argparse.Namespace, start: float) -> None:
 
 def make_step(
     train: Texts, sizes: dict[str, Any], device: torch.device, bf16: bool, compiled: bool, plain: bool
-) -> Callable[[torch.Tensor, int | None], None]:
+) -> Callable[[Batch], None]:
     torch.manual_seed(0)
     model = TextTransformer(**sizes).to(device)
     optimizer = MirrorDescent(model.parameters(), lr=1e-6, p=1.1)
@@ -214,10 +217,10 @@ def make_step(
     elif compiled:
         forward = torch.compile(model, dynamic=True)
 
-    def step(rows: torch.Tensor, longest: int | None) -> None:
-        labels = train.labels[rows.to(device)]
+    def step(batch: Batch) -> None:
+        labels = train.labels[batch.rows]
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = forward(*train.take(rows, longest=longest)).float()
+            logits = forward(*train.take(batch)).float()
         optimizer.zero_grad()
         F.cross_entropy(logits, labels, reduction="sum").backward()
         optimizer.step()

@@ -169,7 +169,7 @@ def test_steps_below_the_resolution_of_theta_add_up(device, path):
     theta = before.sign() * before.abs() ** (p - 1)
     lr = 2.0**-26  # a quarter of a unit of every θ between 1/2 and 1: θ + lr is θ in float32
     optimizer = MirrorDescent([w], lr=lr, p=p, **path)
-    # A step is two or three units of the weight. Equal steps would be rounded the same way every time, by up to a fifth;
+    # A step is two or three units of the weight. Equal steps are all rounded the same way, by up to a fifth of them;
     # the roundings of unequal ones are a random walk, a few per cent of the way after a thousand.
     gradients = 2 * torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
     for g in gradients:

@@ -125,13 +125,20 @@ def test_p_equal_to_two_is_the_plain_optimizer(mirror: str, plain: str) -> None:
 def test_grouped_batches_have_every_row_once_and_little_padding() -> None:
     data = synthetic_sentiment(1000, 10, length=60).train
     n = torch.arange(1000)
-    rows = data.batches(20, torch.Generator().manual_seed(3))
-    assert torch.equal(torch.cat(rows).sort().values, n)
+    grouped = data.batches(20, torch.Generator().manual_seed(3))
     again = data.batches(20, torch.Generator().manual_seed(3))
-    assert all(torch.equal(a, b) for a, b in zip(rows, again, strict=True))
+    assert all(torch.equal(a.rows, b.rows) for a, b in zip(grouped, again, strict=True))
     mixed = data.batches(20, torch.Generator().manual_seed(3), grouped=False)
-    assert torch.equal(torch.cat(mixed).sort().values, n)
-    computed = [sum(len(batch) * data.take(batch)[0].shape[1] for batch in batches) for batches in (rows, mixed)]
+    for batches in (grouped, mixed):
+        assert torch.equal(torch.cat([batch.rows for batch in batches]).sort().values, n)
+        assert sum(batch.work for batch in batches) == data.lengths.sum()
+        for batch in batches:
+            tokens, lengths = data.take(batch)
+            assert lengths.max() <= tokens.shape[1] < lengths.max() + 16
+            halves = [batch.part(k, 2) for k in range(2)]
+            assert sum(len(half.rows) for half in halves) == len(batch.rows)
+            assert {data.take(half)[0].shape[1] for half in halves} == {tokens.shape[1]}
+    computed = [sum(len(batch.rows) * batch.width for batch in batches) for batches in (grouped, mixed)]
     assert computed[0] < 1.35 * data.lengths.sum()  # to multiples of 16
     assert computed[1] > 1.6 * data.lengths.sum()
 

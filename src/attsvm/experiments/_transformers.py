@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ def _columns(result: dict[str, Any], status: int) -> dict[str, Any]:
     reviews = len(pivotal_reviews())
     return {
         "status": status,
+        "by_rule": result.get("stopped") == "accuracy",
         "epochs": len(test),
         "best": max(test, default=np.nan),
         "last": test[-1] if test else np.nan,
@@ -116,10 +117,11 @@ class Runs:
     def finished(self) -> bool:
         return bool((self.columns["status"] == FINISHED).all())
 
-    @property
-    def measured(self) -> bool:
-        """Are there weights to look at?"""
-        return bool((self.columns["number"].sum(1) > 0).all())
+    def with_weights(self) -> Runs:
+        """Those of which there are weights to look at."""
+        there = np.flatnonzero(self.columns["number"].sum(1) > 0)
+        columns = {name: column[there] for name, column in self.columns.items()}
+        return replace(self, seeds=tuple(self.seeds[i] for i in there), columns=columns)
 
     @property
     def look(self) -> Series:
@@ -216,4 +218,5 @@ def required() -> dict[str, list[str]]:
 
 def measured(rows: Rows) -> list[Runs]:
     """Runs of the plain variant whose last weights were measured, at the best rate of each method."""
-    return [runs for runs in best_lr(gather(rows)) if runs.measured and not runs.variant]
+    found = [runs.with_weights() for runs in best_lr(gather(rows)) if not runs.variant]
+    return [runs for runs in found if runs.seeds]

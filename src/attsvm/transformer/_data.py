@@ -19,13 +19,30 @@ POOL = 50
 
 
 @dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that are computed together. They lie on the device before the epoch begins, since a copy from the host makes
+    it wait until the device is idle."""
+
+    rows: Tensor
+    """(batch,) numbers of rows, on the device"""
+    work: int
+    """tokens or images in them: what throughput counts"""
+    width: int = 0
+    """of the padded texts, in tokens"""
+
+    def part(self, number: int, parts: int) -> Batch:
+        """Every so-many-th row, at the width of the whole."""
+        return self if parts == 1 else replace(self, rows=self.rows[number::parts])
+
+
+@dataclass(frozen=True, eq=False)
 class Texts:
     """Token sequences of one split; sequence i is tokens[i, :lengths[i]], and starts with [CLS]."""
 
     tokens: Tensor
     """(n, longest) int32, 0 behind the end"""
     lengths: Tensor
-    """(n,) int64, always on the CPU"""
+    """(n,) int64"""
     labels: Tensor
     """(n,) int64"""
 
@@ -49,33 +66,30 @@ class Texts:
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
     def to(self, device: torch.device) -> Texts:
-        return replace(self, tokens=self.tokens.to(device), labels=self.labels.to(device))
+        return Texts(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
 
-    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Tensor]:
-        """Row numbers of every batch; in a new order if there is a generator, of similar length if `grouped`."""
-        n = len(self)
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Batch]:
+        """All rows; in a new order if there is a generator, of similar length if `grouped`."""
+        n, lengths = len(self), self.lengths.cpu()
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        if not grouped:
-            return list(order.split(size))
-        # Without a generator the batches are for evaluation, where one pool is best.
-        pools = order.split(n if generator is None else POOL * size)
-        sorted_pools = [pool[self.lengths[pool].argsort(stable=True)] for pool in pools]
-        batches = [batch for pool in sorted_pools for batch in pool.split(size)]
-        if generator is not None:
-            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        return batches
+        if grouped:
+            # Without a generator the batches are for evaluation, where one pool is best.
+            pools = order.split(n if generator is None else POOL * size)
+            order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
+        found = [
+            Batch(rows, int(inside.sum()), self._width(int(inside.max())))
+            for rows, inside in zip(order.to(self.labels.device).split(size), lengths[order].split(size))
+        ]
+        if grouped and generator is not None:
+            return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+        return found
 
-    def take(self, rows: Tensor, *, longest: int | None = None, training: bool = False) -> tuple[Tensor, ...]:
+    def _width(self, longest: int) -> int:
+        return min(-(-longest // MULTIPLE) * MULTIPLE, self.tokens.shape[1])
+
+    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, ...]:
         """(tokens, lengths) of these rows, no wider than needed."""
-        lengths = self.lengths[rows]
-        T = int(lengths.max()) if longest is None else longest
-        T = min(-(-T // MULTIPLE) * MULTIPLE, self.tokens.shape[1])
-        device = self.tokens.device
-        return self.tokens[rows.to(device), :T], lengths.to(device)
-
-    def work(self, rows: Tensor) -> int:
-        """Tokens in these rows: what throughput counts."""
-        return int(self.lengths[rows].sum())
+        return self.tokens[batch.rows, : batch.width], self.lengths[batch.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,49 +101,44 @@ class Images:
     labels: Tensor
     """(n,) int64"""
     size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Tensor
+    """(channels, 1, 1), as std"""
+    std: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device) -> Images:
-        return replace(self, pixels=self.pixels.to(device), labels=self.labels.to(device))
+        pixels, labels, mean, std = (t.to(device) for t in (self.pixels, self.labels, self.mean, self.std))
+        return Images(pixels, labels, self.size, mean, std)
 
-    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Tensor]:
-        """Row numbers of every batch; in a new order if there is a generator. (Images are all of one size.)"""
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Batch]:
+        """All rows; in a new order if there is a generator. (Images are all of one size.)"""
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        return list(order.split(size))
+        return [Batch(rows, len(rows)) for rows in order.to(self.labels.device).split(size)]
 
-    def take(self, rows: Tensor, *, longest: int | None = None, training: bool = False) -> tuple[Tensor, ...]:
+    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, ...]:
         """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""
-        device = self.pixels.device
-        x = self.pixels[rows.to(device)]
+        x = self.pixels[batch.rows]
         if training:
             x = _shifted(x)
-        mean, std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (self.mean, self.std))
-        x = (x / 255 - mean) / std
+        x = (x / 255 - self.mean) / self.std
         return (F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False),)
-
-    def work(self, rows: Tensor) -> int:
-        """Images in these rows: what throughput counts."""
-        return len(rows)
 
 
 def _shifted(x: Tensor) -> Tensor:
     """Cut each image out of a black frame of 1/8 at a random place, and mirror half of them."""
     n, _, height, width = x.shape
     margin = max(1, height // 8)
-    place = torch.randint(2 * margin + 1, (2, n, 1))
-    rows, columns = place[0] + torch.arange(height), place[1] + torch.arange(width)
-    mirrored = torch.rand(n, 1) < 0.5
+    with torch.device(x.device):
+        place = torch.randint(2 * margin + 1, (2, n, 1))
+        rows, columns = place[0] + torch.arange(height), place[1] + torch.arange(width)
+        mirrored = torch.rand(n, 1) < 0.5
+        number = torch.arange(n)[:, None, None]
     columns = torch.where(mirrored, columns.flip(1), columns)
-    rows, columns = rows.to(x.device), columns.to(x.device)
     framed = F.pad(x, (margin,) * 4)
-    return framed[torch.arange(n, device=x.device)[:, None, None], :, rows[:, :, None], columns[:, None]].permute(
-        0, 3, 1, 2
-    )
+    return framed[number, :, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +184,10 @@ def image_data(
     if not len(train[0]):
         raise AttsvmError("the train split must have rows, but it is empty.")
     scaled = train[0][:: max(1, len(train[0]) // 10_000)] / 255.0
-    mean = tuple(scaled.mean((0, 2, 3)).tolist())
-    std = tuple(np.maximum(scaled.std((0, 2, 3)), 1e-3).tolist())
+    mean, std = (
+        torch.from_numpy(value.astype(np.float32)).view(-1, 1, 1)
+        for value in (scaled.mean((0, 2, 3)), np.maximum(scaled.std((0, 2, 3)), 1e-3))
+    )
     splits = [
         Images(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)), size, mean, std)
         for pixels, labels in (train, test)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attsvm._atomic import atomic_path
-from attsvm.transformer._data import Images, Texts
+from attsvm.transformer._data import Batch, Images, Texts
 
 BATCH = 250
 
@@ -22,7 +22,7 @@ def evaluate(
     split: Texts | Images,
     *,
     bf16: bool = False,
-    mine: Callable[[Tensor], Tensor] = lambda rows: rows,
+    mine: Callable[[Batch], Batch] = lambda batch: batch,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> dict[str, float]:
     """Loss and accuracy, and the accuracies of the even and of the odd rows: one half can choose what the other tells.
@@ -33,13 +33,13 @@ def evaluate(
     model.eval()
     device = split.labels.device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for rows in split.batches(BATCH):
-        rows = mine(rows)
-        if not len(rows):
+    for whole in split.batches(BATCH):
+        batch = mine(whole)
+        if not len(batch.rows):
             continue
-        labels, odd = split.labels[rows.to(device)], (rows % 2).bool().to(device)
+        labels, odd = split.labels[batch.rows], (batch.rows % 2).bool()
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = model(*split.take(rows)).float()
+            logits = model(*split.take(batch)).float()
         right = logits.argmax(-1) == labels
         loss = F.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([loss, (right & ~odd).sum(), (right & odd).sum()])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
-from attsvm.transformer._data import Data, Texts
+from attsvm.transformer._data import Batch, Data
 from attsvm.transformer._evaluate import evaluate, write_metrics
 from attsvm.transformer._settings import Settings, make_model, make_optimizer
 
@@ -110,7 +110,8 @@ class _Run:
         if accelerator:
             self.step_model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         if settings.compile:
-            self.step_model = torch.compile(self.step_model, dynamic=True)
+            # Texts have many widths; images have one, and torch 2.11 cannot compile this model for any size.
+            self.step_model = torch.compile(self.step_model, dynamic=data.kind == "text")
 
     def run(self, stop: Callable[[], bool], report: Callable[[Progress], None]) -> Fitted:
         place, settings = self.place, self.settings
@@ -118,13 +119,13 @@ class _Run:
         while not place.stopped:
             generator = torch.Generator().manual_seed(settings.seed * 100_003 + place.epoch)
             batches = self.data.train.batches(settings.batch, generator, grouped=settings.grouped)
-            work = sum(self.data.train.work(rows) for rows in batches[: place.batch])
+            work = sum(batch.work for batch in batches[: place.batch])
             start, before = time.perf_counter(), place.seconds
             self.step_model.train()
-            for rows in batches[place.batch :]:
-                self._step(rows)
+            for batch in batches[place.batch :]:
+                self._step(batch)
                 place.batch += 1
-                work += self.data.train.work(rows)
+                work += batch.work
                 place.seconds = before + time.perf_counter() - start
                 rate = work / place.seconds
                 report(Progress(place.epoch, place.batch, len(batches), rate, place.history))
@@ -139,17 +140,16 @@ class _Run:
         self._save()
         return Fitted(self.model, place.history, place.stopped, settings)
 
-    def _step(self, rows: Tensor) -> None:
+    def _step(self, batch: Batch) -> None:
         """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
         train, settings = self.data.train, self.settings
-        mine = self._mine(rows)
-        longest = int(train.lengths[rows].max()) if isinstance(train, Texts) else None
-        labels = train.labels[mine.to(self.device)]
+        mine = self._mine(batch)
+        labels = train.labels[mine.rows]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
-            logits = self.step_model(*train.take(mine, longest=longest, training=True)).float()
+            logits = self.step_model(*train.take(mine, training=True)).float()
         loss = F.cross_entropy(logits, labels, reduction="sum")
         # Processes average their gradients: times their number it is the sum.
-        scaled = loss * self.world / (len(rows) if settings.loss == "mean" else 1)
+        scaled = loss * self.world / (len(batch.rows) if settings.loss == "mean" else 1)
         self.optimizer.zero_grad()
         if self.accelerator:
             self.accelerator.backward(scaled)
@@ -178,9 +178,9 @@ class _Run:
         if self.path is not None and self.rank == 0:
             write_metrics(self.path.parent, place.history)
 
-    def _mine(self, rows: Tensor) -> Tensor:
+    def _mine(self, batch: Batch) -> Batch:
         """This process' part of a batch."""
-        return rows[self.rank :: self.world]
+        return batch.part(self.rank, self.world)
 
     def _total(self, sums: Tensor) -> Tensor:
         return self.accelerator.reduce(sums, "sum") if self.accelerator else sums

@@ -108,7 +108,7 @@ def save_data(data: Data, path: str | Path) -> None:
         if isinstance(split, Images):
             arrays[f"{name}_pixels"] = split.pixels.cpu().numpy()
             continue
-        tokens, lengths = split.tokens.cpu().numpy(), split.lengths.numpy()
+        tokens, lengths = split.tokens.cpu().numpy(), split.lengths.cpu().numpy()
         arrays[f"{name}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
         arrays[f"{name}_lengths"] = lengths.astype(np.int32)
     write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})

@@ -44,11 +44,11 @@ def figure(rows: Rows) -> Figure:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, 2, (11, 4))
     curves, table = axes[0]
-    first = [runs for runs in found if runs.layers == 3 and runs.variant == _shown(found)]
+    first = [runs for runs in found if runs.layers == 3 and not runs.variant]
     epochs = np.arange(1, MOST_EPOCHS + 1)
     for runs in first:
         band(curves, epochs, 100 * runs.columns["test_curve"], runs.look, f"{runs.method} (lr {runs.lr:g})")
-    curves.set(xlabel="epoch", ylabel="test accuracy, %", title=f"size 3{_comma(_shown(found))}")
+    curves.set(xlabel="epoch", ylabel="test accuracy, %", title="size 3")
     for k, runs in enumerate(found):
         _table_row(table, k, runs)
     labels = [f"{runs.method}, size {runs.layers}{_comma(runs.variant)}\n{runs.extent}" for runs in found]
@@ -81,13 +81,14 @@ def checks(rows: Rows) -> list[Check]:
             other = by_key.get((second, runs.layers, runs.variant))
             if runs.method == first and other is not None:
                 made += [_compare(runs, other), _at_equal_fit(runs, other)]
-    status = {params["piece"]: int(columns["status"][0]) for params, columns in rows}
+    known = {params["piece"]: columns for params, columns in rows}
     for what, names in required().items():
-        here = [name for name in names if name in status]
-        done = sum(status[name] == FINISHED for name in here)
+        here = [known[name] for name in names if name in known]
+        done = sum(columns["status"][0] == FINISHED for columns in here)
+        rule = sum(bool(columns["by_rule"][0]) for columns in here)
         if here:
-            name, paper = f"{what}: runs to the stopping rule", "train accuracy 0.995 ends a run"
-            made.append(Check(name, paper, f"{done} of {len(here)} finished", done == len(here)))
+            ours = f"{done} of {len(here)} ended: {rule} by the rule, {done - rule} diverged or by their last epoch"
+            made.append(Check(f"{what}: runs are whole", "train accuracy 0.995 ends a run", ours, done == len(here)))
     return made
 
 
@@ -137,12 +138,6 @@ def _points(mean: float, half: float) -> str:
     return f"{mean:+.2f} " + (f"± {half:.2f} points (95%)" if np.isfinite(half) else "points (one seed: no interval)")
 
 
-def _shown(found: list[Runs]) -> str:
-    """The variant whose curves are drawn: the plain one if it is there."""
-    variants = [runs.variant for runs in found if runs.layers == 3]
-    return "" if "" in variants or not variants else variants[0]
-
-
 def _comma(text: str) -> str:
     return f", {text}" if text else ""
 
@@ -163,7 +158,7 @@ EXPERIMENT = Experiment(
     needs=(SOURCE,),
     cost=lambda params: 60.0,
     remark="The paper takes the largest test accuracy of all epochs; validated and last-epoch accuracies are shown "
-    "beside it. Where dropout sits is not stated in the paper: ours is on attention weights and sub-layer outputs; "
-    "runs marked 'embedding dropout' have it on the embedding and the sub-layer outputs. The rule of the comparison at "
-    "equal train accuracy was changed once after its result was seen (docs/transformers.md).",
+    "beside it. Its ten trials start from the same weights (public code); our seeds draw new ones. Mirror descent ends "
+    "after 200 epochs at the latest, MirrorAdam and AdamW after 40. The rule of the comparison at equal train accuracy "
+    "was changed once after its result was seen (docs/transformers.md).",
 )

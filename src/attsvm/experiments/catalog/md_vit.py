@@ -25,10 +25,13 @@ def figure(rows: Rows) -> Figure:
     for runs in found:
         look, label = LOOKS[runs.method], f"{runs.method} (lr {runs.lr:g})"
         band(curves, np.arange(1, MOST_EPOCHS + 1), 100 * runs.columns["test_curve"], look, label)
-        if runs.measured:
-            sizes.step(edges, runs.columns["histogram"].sum((0, 1))[1:], where="mid", color=look.colour, ls=look.line)
+        weights = runs.with_weights()
+        if weights.seeds:
+            sizes.step(
+                edges, weights.columns["histogram"].sum((0, 1))[1:], where="mid", color=look.colour, ls=look.line
+            )
             shares = 100 * np.array(PRUNED)
-            accuracy = 100 * runs.columns["pruned"].mean(0)
+            accuracy = 100 * weights.columns["pruned"].mean(0)
             pruning.plot(shares, accuracy, color=look.colour, ls=look.line, marker=look.marker, ms=4)
     curves.set(xlabel="epoch", ylabel="test accuracy, %")
     sizes.set(xscale="log", xlabel="|w| of query, key and value weights", ylabel="number", xlim=(1e-7, 2))
@@ -70,6 +73,7 @@ EXPERIMENT = Experiment(
     batch=1,
     needs=(SOURCE,),
     cost=lambda params: 60.0,
-    remark=f"{VIT_EPOCHS} epochs where the paper trained 1000: this says nothing of its end point. Batches of 128, "
-    "mean loss, constant rate, shifted and mirrored images, p = 1.1 for matrices and 2 for the rest.",
+    remark=f"{VIT_EPOCHS} epochs where the paper trained 1000: this says nothing of its end point. As in its public "
+    "code: batches of 100, mean loss, constant rate, shifted and mirrored images, mirror descent with p = 1.1 for all "
+    "weights. MirrorAdam has p = 1.1 for matrices and 2 for the rest.",
 )
