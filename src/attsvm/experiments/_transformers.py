@@ -25,7 +25,7 @@ MISSING, UNFINISHED, FINISHED = range(3)
 MOST_EPOCHS = 200
 KINDS = ("query", "key", "value")
 PRUNED = (0.0, *SHARES)
-LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "MirrorAdam p = 1.1", "AdamW"), SERIES))
+LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW", "MirrorAdam p = 1.1"), SERIES))
 # 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -132,7 +132,8 @@ class Runs:
         """Seeds and epochs, in words."""
         epochs = self.columns["epochs"]
         span = f"{epochs.min()}" if epochs.min() == epochs.max() else f"{epochs.min()}–{epochs.max()}"
-        ended = "" if self.finished else ", stopping rule not reached"
+        whole = int((self.columns["status"] == FINISHED).sum())
+        ended = "" if self.finished else f", {whole} of {len(self.seeds)} to the end"
         return f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, {span} epochs{ended}"
 
 
@@ -153,7 +154,7 @@ def gather(rows: Rows) -> list[Runs]:
         names = next(iter(by_seed.values()))
         joined = {name: np.concatenate([by_seed[seed][name] for seed in sorted(by_seed)]) for name in names}
         found.append(Runs(method, layers, variant, lr, tuple(sorted(by_seed)), joined))
-    return found
+    return sorted(found, key=lambda runs: (runs.layers, runs.variant, [*LOOKS, runs.method].index(runs.method)))
 
 
 def best_lr(found: Sequence[Runs]) -> list[Runs]:

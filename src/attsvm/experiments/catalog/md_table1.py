@@ -62,14 +62,16 @@ def _table_row(ax: Axes, k: int, runs: Runs) -> None:
         values = 100 * runs.columns[column]
         if np.isfinite(values).all():
             error = values.std(ddof=1) if len(values) > 1 else 0.0
-            colour = SERIES[0].colour
-            ax.errorbar(
-                values.mean(), k + shift, xerr=error, fmt=marker, ms=4, color=colour, label=None if k else label
-            )
+            _point(ax, values.mean(), error, k + shift, marker, SERIES[0].colour, label)
     if (runs.method, runs.layers) in PAPER:
         value, error = PAPER[runs.method, runs.layers]
-        colour, label = SERIES[1].colour, None if k else "paper, best epoch"
-        ax.errorbar(value, k, xerr=error, fmt="x", ms=5, color=colour, label=label)
+        _point(ax, value, error, k, "x", SERIES[1].colour, "paper, best epoch")
+
+
+def _point(ax: Axes, value: float, error: float, y: float, marker: str, colour: str, label: str) -> None:
+    """A number with its error; the legend names each kind once."""
+    named = label in ax.get_legend_handles_labels()[1]
+    ax.errorbar(value, y, xerr=error, fmt=marker, ms=4.5, color=colour, label=None if named else label)
 
 
 def checks(rows: Rows) -> list[Check]:
