@@ -10,6 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from attsvm import AttsvmError
 from attsvm.models import TextTransformer, ViT
+from attsvm.models._attention import Places, attend_within
 
 
 def text_model(layers: int = 2, **options) -> TextTransformer:
@@ -36,6 +37,18 @@ def test_fused_and_spelled_out_text_agree(lengths: list[int], layers: int, seed:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         for row, length in zip(weights, lengths):
             assert (row[..., length:] == 0).all()
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5), layers=st.integers(1, 3), spare=st.integers(0, 3))
+@settings(deadline=None, max_examples=30)
+def test_tokens_that_lie_one_behind_another_are_the_same(lengths: list[int], layers: int, spare: int) -> None:
+    model, n = text_model(layers), torch.tensor(lengths)
+    tokens = torch.randint(50, (len(lengths), 12), generator=torch.Generator().manual_seed(sum(lengths)))
+    behind = torch.cat([row[:length] for row, length in zip(tokens, lengths)])
+    places = Places.of(n, max(lengths) + spare, sum(lengths))
+    torch.testing.assert_close(model(behind, places), model(tokens, n))
+    assert places.sequence.tolist() == [i for i, length in enumerate(lengths) for _ in range(length)]
+    assert places.position.tolist() == [t for length in lengths for t in range(length)]
 
 
 @given(length=st.integers(1, 11), pad=st.integers(0, 5))
@@ -144,3 +157,26 @@ def test_autocast_stays_close(make) -> None:
 def test_wrong_sizes_are_refused(make, message: str) -> None:
     with pytest.raises(AttsvmError, match=message):
         make()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("d", [64, 96, 128])
+def test_the_cuda_kernel_agrees_with_padding(first: bool, d: int) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([5, 1, 33, 64, 17], device="cuda")
+    places = Places.of(lengths, 64, 120)
+    rows = 5 if first else 120
+    exact = [torch.randn(n, 3, d, device="cuda").bfloat16().float().requires_grad_() for n in (rows, 120, 120)]
+    rough = [x.detach().bfloat16().requires_grad_() for x in exact]
+    outputs = [attend_within(*parts, places, first=first) for parts in (rough, exact)]
+    torch.testing.assert_close(outputs[0].float(), outputs[1], rtol=0.02, atol=0.02)
+    slope = torch.randn_like(outputs[1])
+    grads = [torch.autograd.grad(y, parts, slope.to(y.dtype)) for y, parts in zip(outputs, (rough, exact))]
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a.float(), b, rtol=0.05, atol=0.05)
+    # Dropout keeps the mean: of many draws, and for a constant value exactly the share that is kept.
+    ones = torch.ones_like(rough[2])
+    drawn = attend_within(rough[0], rough[1], ones, places, first=first, dropout=0.5).float()
+    assert (drawn - 1).abs().max() > 0.1
+    assert abs(drawn.mean() - 1) < 0.1

@@ -133,12 +133,13 @@ def test_grouped_batches_have_every_row_once_and_little_padding() -> None:
         assert torch.equal(torch.cat([batch.rows for batch in batches]).sort().values, n)
         assert sum(batch.work for batch in batches) == data.lengths.sum()
         for batch in batches:
-            tokens, lengths = data.take(batch)
-            assert lengths.max() <= tokens.shape[1] < lengths.max() + 16
+            tokens, places = data.take(batch)
+            for row, start, end in zip(batch.rows, places.offsets[:-1], places.offsets[1:]):
+                assert torch.equal(tokens[start:end], data.tokens[row, : data.lengths[row]])
+            assert batch.sizes.max() <= places.longest < batch.sizes.max() + 16
             halves = [batch.part(k, 2) for k in range(2)]
-            assert sum(len(half.rows) for half in halves) == len(batch.rows)
-            assert {data.take(half)[0].shape[1] for half in halves} == {tokens.shape[1]}
-    computed = [sum(len(batch.rows) * batch.width for batch in batches) for batches in (grouped, mixed)]
+            assert sum(half.work for half in halves) == batch.work
+    computed = [sum(len(batch.rows) * data.take(batch)[1].longest for batch in batches) for batches in (grouped, mixed)]
     assert computed[0] < 1.35 * data.lengths.sum()  # to multiples of 16
     assert computed[1] > 1.6 * data.lengths.sum()
 

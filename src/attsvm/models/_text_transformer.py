@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attsvm._check import as_count
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import attend, join_heads, split_heads
+from attsvm.models._attention import Places, attend_within
 
 __all__ = ["TextTransformer"]
 
@@ -24,7 +23,7 @@ class TextTransformer(nn.Module):
 
     With two classes the head has one row, z = ⟨w, x⟩, and the logits are (0, z): their cross-entropy is the binary
     one of z. Weights start as torch's modules make them. Of the last layer only the first token is computed: nothing
-    else is read. Padding is masked and cannot change a logit.
+    else is read. Padding is not computed and cannot change a logit.
 
     Args:
         vocabulary: number of tokens.
@@ -36,6 +35,7 @@ class TextTransformer(nn.Module):
         classes: number of logits.
 
     Example:
+        >>> import torch
         >>> model = TextTransformer(vocabulary=100, length=16, width=32, hidden=64, layers=2)
         >>> tokens, lengths = torch.randint(100, (4, 16)), torch.tensor([16, 3, 9, 12])
         >>> model(tokens, lengths).shape
@@ -66,26 +66,31 @@ class TextTransformer(nn.Module):
         self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
         self.head = nn.Linear(width, 1 if as_count("classes", classes) == 2 else classes, bias=False)
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits (batch, classes) of tokens (batch, T), T at most `length`; what lies behind a length is ignored."""
-        x, may_attend = self._embed(tokens, lengths)
+    def forward(self, tokens: Tensor, lengths: Tensor | Places) -> Tensor:
+        """Logits (batch, classes) of tokens (batch, T), T at most `length`; what lies behind a length is ignored.
+
+        Or of tokens that lie one behind another, (Σ lengths,), and their places: nothing is computed for padding then.
+        """
+        x, places = self._embed(tokens, lengths)
         for block in self.blocks[:-1]:
-            x = block(x, may_attend)
-        return self._logits(self.blocks[-1](x, may_attend, queries=1)[:, 0])
+            x = block(x, places)
+        return self._logits(self.blocks[-1](x, places, first=True))
 
     def attention(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the softmax weights (batch, heads, T, T) of every layer: rows are queries, columns keys."""
         maps: list[Tensor] = []
-        x, may_attend = self._embed(tokens, lengths)
+        x, places = self._embed(tokens, lengths)
         for block in self.blocks:
-            x = block(x, may_attend, maps=maps)
-        return self._logits(x[:, 0]), maps
+            x = block(x, places, maps=maps)
+        return self._logits(x[places.offsets[:-1]]), maps
 
-    def _embed(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        T = tokens.shape[1]
-        x = self.words(tokens) + self.positions.weight[:T]
-        may_attend = torch.arange(T, device=tokens.device) < lengths[:, None]
-        return x, may_attend[:, None, None]
+    def _embed(self, tokens: Tensor, lengths: Tensor | Places) -> tuple[Tensor, Places]:
+        if isinstance(lengths, Tensor):
+            places = Places.of(lengths, tokens.shape[1], int(lengths.sum()))
+            tokens = tokens[places.sequence, places.position]
+        else:
+            places = lengths
+        return self.words(tokens) + self.positions(places.position), places
 
     def _logits(self, x: Tensor) -> Tensor:
         z = self.head(x)
@@ -104,21 +109,20 @@ class _Block(nn.Module):
         self.norm = nn.LayerNorm(width, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, x: Tensor, may_attend: Tensor, queries: int | None = None, maps: list[Tensor] | None = None
-    ) -> Tensor:
-        """The next representation of the first `queries` tokens, or of all."""
-        if queries is None:
-            q, k, v = self.qkv(x).chunk(3, -1)
+    def forward(self, x: Tensor, places: Places, first: bool = False, maps: list[Tensor] | None = None) -> Tensor:
+        """The next representation of all tokens, (tokens, width), or of the first of every sequence."""
+        if first:
+            width, inputs = x.shape[-1], x
+            x = x[places.offsets[:-1]]
+            q = F.linear(x, self.qkv.weight[:width])
+            k, v = F.linear(inputs, self.qkv.weight[width:]).chunk(2, -1)
         else:
-            width = x.shape[-1]
-            q = F.linear(x[:, :queries], self.qkv.weight[:width])
-            k, v = F.linear(x, self.qkv.weight[width:]).chunk(2, -1)
-        q, k, v = (split_heads(part, self.heads) for part in (q, k, v))
+            q, k, v = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
         dropout = self.dropout.p if self.training else 0.0
-        y = self.out(join_heads(attend(q, k, v, may_attend, maps, dropout=dropout)))
+        y = self.out(attend_within(q, k, v, places, first=first, dropout=dropout, maps=maps).flatten(1))
         # Under autocast norms give float32: between the layers the precision of the matrix products is enough.
         dtype = y.dtype
-        x = self.attention_norm(x[:, :queries].to(dtype) + self.dropout(y)).to(dtype)
+        x = self.attention_norm(x.to(dtype) + self.dropout(y)).to(dtype)
         y = self.contract(F.gelu(self.expand(x)))
         return self.norm(x + self.dropout(y)).to(dtype)

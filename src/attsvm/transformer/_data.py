@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+from attsvm.models._attention import Places
 
 MULTIPLE = 16
-"""Batches of texts are padded to a multiple of this: fused attention needs 8, matrix products like more."""
+"""Where attention needs padding it is to a multiple of this."""
 POOL = 50
-"""So many batches are drawn at random and then sorted by length: padding is small, and batches stay mixed."""
+"""So many batches are drawn at random and then sorted by length: batches need little padding, and stay mixed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +26,17 @@ class Batch:
 
     rows: Tensor
     """(batch,) numbers of rows, on the device"""
-    work: int
-    """tokens or images in them: what throughput counts"""
-    width: int = 0
-    """of the padded texts, in tokens"""
+    sizes: Tensor
+    """(batch,) the tokens of each text, or 1 for an image; on the CPU"""
+
+    @property
+    def work(self) -> int:
+        """Tokens or images: what throughput counts."""
+        return int(self.sizes.sum())
 
     def part(self, number: int, parts: int) -> Batch:
-        """Every so-many-th row, at the width of the whole."""
-        return self if parts == 1 else replace(self, rows=self.rows[number::parts])
+        """Every so-many-th row."""
+        return self if parts == 1 else Batch(self.rows[number::parts], self.sizes[number::parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,20 +80,16 @@ class Texts:
             # Without a generator the batches are for evaluation, where one pool is best.
             pools = order.split(n if generator is None else POOL * size)
             order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
-        found = [
-            Batch(rows, int(inside.sum()), self._width(int(inside.max())))
-            for rows, inside in zip(order.to(self.labels.device).split(size), lengths[order].split(size))
-        ]
+        found = _cut(order, lengths[order], size, self.labels.device)
         if grouped and generator is not None:
             return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
         return found
 
-    def _width(self, longest: int) -> int:
-        return min(-(-longest // MULTIPLE) * MULTIPLE, self.tokens.shape[1])
-
-    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, ...]:
-        """(tokens, lengths) of these rows, no wider than needed."""
-        return self.tokens[batch.rows, : batch.width], self.lengths[batch.rows]
+    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, Places]:
+        """The tokens of these rows, one behind another, and their places."""
+        longest = -(-int(batch.sizes.max()) // MULTIPLE) * MULTIPLE
+        places = Places.of(self.lengths[batch.rows], longest, batch.work)
+        return self.tokens[batch.rows[places.sequence], places.position], places
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +116,19 @@ class Images:
         """All rows; in a new order if there is a generator. (Images are all of one size.)"""
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
-        return [Batch(rows, len(rows)) for rows in order.to(self.labels.device).split(size)]
+        return _cut(order, torch.ones(n, dtype=torch.int64), size, self.labels.device)
 
-    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, ...]:
+    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor]:
         """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""
         x = self.pixels[batch.rows]
         if training:
             x = _shifted(x)
         x = (x / 255 - self.mean) / self.std
         return (F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False),)
+
+
+def _cut(order: Tensor, sizes: Tensor, size: int, device: torch.device) -> list[Batch]:
+    return [Batch(rows, inside) for rows, inside in zip(order.to(device).split(size), sizes.split(size))]
 
 
 def _shifted(x: Tensor) -> Tensor:
