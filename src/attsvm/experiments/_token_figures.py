@@ -16,7 +16,7 @@ BINS = np.linspace(-1, 1, 21)
 JOINT = (
     "a model trained on real text weighs a token beside all others, not by itself: ⟨E, v⟩ follows the posterior "
     "difference in the mean (the medians of bins), token by token only loosely, and less the longer training lasts; "
-    "logistic regression on the same words of IMDB has 0.83 at the most, and 0.61 where it predicts best (docs/papers.md)"
+    "logistic regression on the same words of IMDB has 0.83 at the most, 0.61 where it predicts best (docs/papers.md)"
 )
 ENOUGH = 50
 """Epochs after which the loss is expected to be small."""
