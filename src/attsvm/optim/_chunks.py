@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,34 +14,51 @@ from attsvm.optim._mirror_map import NO_SCRATCH, Scratch
 CACHED = 1 << 18
 MOST = 1 << 21
 GATHERED = 1 << 22
-SMALL = 1 << 13  # so few entries are sooner copied than stepped alone
+SMALL = 1 << 13  # so few entries are sooner copied than stepped alone;
+SMALL_IN_MANY_PASSES = 1 << 15  # this is so on a CPU if the step takes many passes
 
-Row = list[Tensor]
+Row = Sequence[Tensor]
+
+
+class Chunk(NamedTuple):
+    key: Any
+    row: Row  # weight, mirror variable, gradient and states, of all parts together
+    parts: list[Row]  # the tensors, or pieces of one, that the chunk is made of
+    scratch: Scratch
 
 
 def chunks(
-    params: list[Tensor], grads: list[Tensor], *states: list[Tensor], keys: Sequence[Any] | None = None
-) -> Iterator[tuple[Any, Row, Scratch]]:
-    """Rows (weight, gradient, a tensor of each state) that together hold every entry once, of one key each.
+    params: list[Tensor],
+    mirrors: list[Tensor],
+    grads: list[Tensor],
+    *states: list[Tensor],
+    small: int,
+    keys: Sequence[Any] | None = None,
+    gathered: int | None = None,
+) -> Iterator[Chunk]:
+    """Chunks that together hold every entry once, of one key each; on a CPU tensors of up to `small` entries together.
 
     What the caller writes to a row's tensors, other than the gradient, is in the parameters and states when the
-    iterator has come to its end.
+    iterator has come to its end. With `gathered`, on a CPU only so many columns are put together: a row of several
+    parts has no others.
     """
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
-    for i, row in enumerate(zip(params, grads, *states)):
+    for i, row in enumerate(zip(params, mirrors, grads, *states)):
         key = None if keys is None else keys[i]
-        kinds.setdefault((row[0].device, row[0].dtype, row[1].dtype, key), []).append(list(row))
+        kinds.setdefault((row[0].device, row[0].dtype, row[2].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
         on_cpu = device.type == "cpu"
         limit = min(CACHED * torch.get_num_threads(), MOST) if on_cpu else GATHERED
+        small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
-        for chunk in _gathered(rows, limit, on_cpu):
-            theta = chunk[2]
-            if on_cpu and theta.shape != shape:
-                fits = theta.numel() <= limit and theta.is_contiguous()
-                scratch = tuple(_buffer(k, theta, theta.shape) for k in range(3)) if fits else NO_SCRATCH
-                shape = theta.shape
-            yield key, chunk, scratch
+        for parts in _parts(rows, limit, small, on_cpu):
+            for row in _as_one(parts, gathered if on_cpu else None):
+                theta = row[1]
+                if on_cpu and theta.shape != shape:
+                    fits = theta.numel() <= limit and theta.is_contiguous()
+                    scratch = tuple(_buffer(k, theta, theta.shape) for k in range(3)) if fits else NO_SCRATCH
+                    shape = theta.shape
+                yield Chunk(key, row, parts, scratch)
 
 
 _own = threading.local()  # its `buffers`: the memory by number
@@ -57,43 +74,50 @@ def _buffer(k: int, like: Tensor, shape: Sequence[int]) -> Tensor:
     return kept[: size * like.itemsize].view(like.dtype).view(shape)
 
 
-def _gathered(rows: list[Row], limit: int, cut: bool) -> Iterator[Row]:
+def _parts(rows: list[Row], limit: int, small: int, cut: bool) -> Iterator[list[Row]]:
     """Small rows together, large ones alone, in pieces if they are to be cut."""
-    small: list[Row] = []
+    parts: list[Row] = []
     size = 0
     for row in rows:
         numel = row[0].numel()
-        if numel > SMALL or not all(t.is_contiguous() for t in row):
-            yield from _pieces(row, limit) if cut else [row]
+        if numel > small or not are_contiguous(row):
+            yield from _pieces(row, limit) if cut else [[row]]
         elif numel > 0:
-            small.append(row)
+            if size + numel > limit:
+                yield parts
+                parts, size = [], 0
+            parts.append(row)
             size += numel
-            if size > limit - SMALL:
-                yield from _as_one(small)
-                small, size = [], 0
-    if small:
-        yield from _as_one(small)
+    if parts:
+        yield parts
 
 
-def _pieces(row: Row, limit: int) -> Iterator[Row]:
-    if row[0].numel() <= limit or not all(t.is_contiguous() for t in row):
-        yield row
+def are_contiguous(row: Row) -> bool:
+    return all(map(Tensor.is_contiguous, row))
+
+
+def _pieces(row: Row, limit: int) -> Iterator[list[Row]]:
+    numel = row[0].numel()
+    if numel <= limit or not are_contiguous(row):
+        yield [row]
         return
-    flat = {id(t): t.view(-1).split(limit) for t in row}  # a weight that is its own mirror variable stays so
-    yield from ([*piece] for piece in zip(*(flat[id(t)] for t in row)))
+    size = math.ceil(numel / math.ceil(numel / limit))
+    flat = {id(t): t.view(-1).split(size) for t in row}  # a weight that is its own mirror variable stays so
+    yield from ([piece] for piece in zip(*(flat[id(t)] for t in row)))
 
 
-def _as_one(rows: list[Row]) -> Iterator[Row]:
-    if len(rows) == 1:
-        yield rows[0]
+def _as_one(parts: list[Row], gathered: int | None) -> Iterator[Row]:
+    if len(parts) == 1:
+        yield parts[0]
         return
-    columns = {id(column[0]): [t if t.ndim == 1 else t.view(-1) for t in column] for column in zip(*rows)}
-    sizes = [row[0].numel() for row in rows]
+    first = parts[0][:gathered]
+    columns = {id(t): [row[k] if row[k].ndim == 1 else row[k].view(-1) for row in parts] for k, t in enumerate(first)}
+    sizes = [t.numel() for t in columns[id(first[0])]]
     joined = {}
     for k, (key, column) in enumerate(columns.items()):
         out = _buffer(3 + k, column[0], [sum(sizes)]) if column[0].device.type == "cpu" else None
         joined[key] = torch.cat(column, out=out)
-    yield [joined[id(t)] for t in rows[0]]
+    yield [joined[id(t)] for t in first]
     for key, column in columns.items():
-        if key != id(rows[0][1]):
+        if key != id(parts[0][2]):
             torch.split_with_sizes_copy(joined[key], sizes, out=column)

@@ -12,9 +12,19 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
-from attsvm.optim._chunks import chunks
+from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks
 from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
-from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, decay_pull, inverse_exponent, mirror_step
+from attsvm.optim._mirror_map import (
+    NO_SCRATCH,
+    Scratch,
+    Subtract,
+    decay_pull,
+    inverse_exponent,
+    leaves_weights,
+    mirror_step,
+    subtract_multiple,
+    subtract_ratio,
+)
 from attsvm.optim._shards import local
 
 __all__ = ["MirrorAdam", "mirror_adam"]
@@ -213,8 +223,8 @@ def _single_tensor_mirror_adam(
     counts: Sequence[float | Tensor],
     *settings: Any,
 ) -> None:
-    for *row, count in zip(params, grads, mirrors, exp_avgs, exp_avg_sqs, counts):
-        _adam(row, NO_SCRATCH, count, *settings)
+    for *row, count in zip(params, mirrors, grads, exp_avgs, exp_avg_sqs, counts):
+        _adam(row, count, *settings)
 
 
 def _multi_tensor_mirror_adam(
@@ -224,15 +234,21 @@ def _multi_tensor_mirror_adam(
     exp_avgs: Tensors,
     exp_avg_sqs: Tensors,
     counts: Sequence[float | Tensor],
+    lr: float | Tensor,
     *settings: Any,
 ) -> None:
-    for count, row, scratch in chunks(params, grads, mirrors, exp_avgs, exp_avg_sqs, keys=counts):
-        _adam(row, scratch, count, *settings)
+    columns = params, mirrors, grads, exp_avgs, exp_avg_sqs
+    at_once = not isinstance(lr, Tensor) and not leaves_weights(lr)
+    gathered = 2 if at_once else None
+    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
+        if at_once and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
+            _adam_at_once(chunk, lr, *settings)
+        else:
+            _adam(chunk.row, chunk.key, lr, *settings)
 
 
 def _adam(
     row: Sequence[Tensor],
-    scratch: Scratch,
     t: float | Tensor,
     lr: float | Tensor,
     pull: float | Tensor,
@@ -242,12 +258,12 @@ def _adam(
     eps: float,
     maximize: bool,
 ) -> None:
-    weight, grad, theta, exp_avg, exp_avg_sq = row
+    weight, theta, grad, exp_avg, exp_avg_sq = row
     grad = grad.to(theta.dtype)
     if maximize:
         grad = -grad
     exp_avg.lerp_(grad, 1 - beta1)
-    exp_avg_sq.lerp_(torch.mul(grad, grad, out=scratch[2]), 1 - beta2)
+    exp_avg_sq.lerp_(grad * grad, 1 - beta2)
     # lr·m̂/(√v̂ + eps) = (lr/ratio)·m/(√v + eps·root)
     if isinstance(t, Tensor):  # in float32 1 − 0.999^t would lose four digits
         correction1, correction2 = (-torch.expm1(t * log) for log in _logs(beta1, beta2))
@@ -255,8 +271,69 @@ def _adam(
         correction1, correction2 = 1 - beta1**t, 1 - beta2**t
     root = correction2**0.5
     ratio = correction1 / root
-    size = torch.sqrt(exp_avg_sq, out=scratch[2]).add_(eps * root)
-    mirror_step(weight, theta, exp_avg, size, lr / ratio, pull * ratio, a, scratch)
+    size = exp_avg_sq.sqrt().add_(eps * root)
+
+    def subtract(x: Tensor, c: float | Tensor) -> None:
+        subtract_ratio(x, exp_avg, size, c / ratio)
+
+    _step(weight, theta, subtract, lr, pull, a, NO_SCRATCH)
+
+
+def _adam_at_once(
+    chunk: Chunk, lr: float, pull: float, a: float, beta1: float, beta2: float, eps: float, maximize: bool
+) -> None:
+    """The same on a CPU by torch's own kernel, which updates the moments and takes the step in one pass.
+
+    It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
+    """
+    weight, theta = chunk.row[:2]
+    _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
+    if grads[0].dtype != theta.dtype:
+        grads = [grad.to(theta.dtype) for grad in grads]
+    steps = [torch.tensor(chunk.key, dtype=torch.float32)] * len(grads)
+
+    def subtract(x: Tensor, c: float | Tensor) -> None:
+        xs = [*x.split([grad.numel() for grad in grads])] if len(grads) > 1 else [x]
+        torch._fused_adamw_(
+            xs,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            [],
+            steps,
+            lr=c,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=eps,
+            amsgrad=False,
+            maximize=maximize,
+        )
+
+    _step(weight, theta, subtract, lr, pull, a, chunk.scratch)
+
+
+def _step(
+    weight: Tensor,
+    theta: Tensor,
+    subtract: Subtract,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    scratch: Scratch,
+) -> None:
+    """The step with m̂/(√v̂ + eps), which `subtract` subtracts, plus pull·θ as the direction."""
+
+    def subtract_both(x: Tensor, c: float | Tensor) -> None:
+        if x is theta and (isinstance(pull, Tensor) or pull != 0):
+            change = torch.mul(theta, -c * pull, out=scratch[2])
+            subtract(change, c)
+            theta.add_(change)  # one sum, one rounding of θ
+        else:
+            subtract_multiple(x, theta, c * pull)
+            subtract(x, c)
+
+    mirror_step(weight, theta, subtract_both, lr, a, scratch)
 
 
 @outside_compiled

@@ -10,9 +10,18 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
-from attsvm.optim._chunks import chunks
+from attsvm.optim._chunks import SMALL, SMALL_IN_MANY_PASSES, chunks
 from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
-from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, decay_pull, inverse_exponent, mirror_step
+from attsvm.optim._mirror_map import (
+    NO_SCRATCH,
+    Scratch,
+    add_multiple,
+    decay_pull,
+    inverse_exponent,
+    keeps_roundings,
+    mirror_step,
+    subtract_multiple,
+)
 from attsvm.optim._norms import dual_norms
 from attsvm.optim._shards import local
 
@@ -218,15 +227,23 @@ def mirror_descent(
 def _single_tensor_mirror_descent(
     params: Tensors, grads: Tensors, mirrors: Tensors, momentum_buffers: Tensors, *settings: Any
 ) -> None:
-    for row in zip(params, grads, mirrors, *([momentum_buffers] if momentum_buffers else [])):
+    for row in zip(params, mirrors, grads, *([momentum_buffers] if momentum_buffers else [])):
         _descend(row, NO_SCRATCH, *settings)
 
 
 def _multi_tensor_mirror_descent(
-    params: Tensors, grads: Tensors, mirrors: Tensors, momentum_buffers: Tensors, *settings: Any
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    momentum_buffers: Tensors,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    *settings: Any,
 ) -> None:
-    for _, row, scratch in chunks(params, grads, mirrors, *([momentum_buffers] if momentum_buffers else [])):
-        _descend(row, scratch, *settings)
+    small = SMALL_IN_MANY_PASSES if keeps_roundings(params[0], mirrors[0], a) else SMALL
+    for chunk in chunks(params, mirrors, grads, *([momentum_buffers] if momentum_buffers else []), small=small):
+        _descend(chunk.row, chunk.scratch, lr, pull, a, *settings)
 
 
 def _descend(
@@ -239,14 +256,22 @@ def _descend(
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    weight, grad, theta, *buffers = row
+    weight, theta, grad, *buffers = row
     direction = grad.to(theta.dtype)
     if maximize:
         direction = -direction
     for buffer in buffers:
         buffer.mul_(momentum).add_(direction)
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
-    mirror_step(weight, theta, direction, None, lr, pull, a, scratch)
+    direction = add_multiple(direction, theta, pull, scratch[2])
+
+    def subtract(x: Tensor, c: float | Tensor) -> None:
+        subtract_multiple(x, direction, c)
+        if x is not theta:  # an infinite gradient makes an infinite weight, as in SGD, and not inf − inf
+            most = torch.finfo(x.dtype).max / 4
+            x.clamp_(-most, most)
+
+    mirror_step(weight, theta, subtract, lr, a, scratch)
 
 
 @outside_compiled

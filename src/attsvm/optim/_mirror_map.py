@@ -1,6 +1,7 @@
 """The mirror map of ψ = ‖W‖_p^p / p entry by entry, θ = sign(w)|w|^(p−1) and w = sign(θ)|θ|^(1/(p−1)), and its step."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ LARGEST_WHOLE_EXPONENT = 12
 # From here on a rounding of θ is so much larger in the weight that it is kept: see `mirror_step`.
 LEAST_KEPT_EXPONENT = 3
 
+Subtract = Callable[[Tensor, float | Tensor], object]
 Scratch = tuple[Tensor | None, ...]
 NO_SCRATCH: Scratch = (None, None, None)
 
@@ -36,14 +38,15 @@ def power(x: Tensor, k: int, out: Tensor | None = None) -> Tensor:
     return power(x, k - 1, out).mul_(x)
 
 
-def signed_power(x: Tensor, a: float, scratch: Scratch = NO_SCRATCH) -> Tensor:
-    """sign(x)|x|^a; x itself for a = 1."""
+def signed_power(x: Tensor, a: float, scratch: Scratch = NO_SCRATCH, out: Tensor | None = None) -> Tensor:
+    """sign(x)|x|^a; x itself for a = 1 without `out`."""
     n = whole_exponent(a)
     if n == 1:
-        return x
+        return x if out is None else out.copy_(x)
     if n:
-        return _slope(x, n, scratch[0]).mul_(x)
-    return torch.copysign(torch.abs(x, out=scratch[0]).pow_(a), x)
+        slope = _slope(x, n, scratch[0])
+        return slope.mul_(x) if out is None else torch.mul(slope, x, out=out)
+    return torch.copysign(torch.abs(x, out=scratch[0]).pow_(a), x, out=out)
 
 
 def _slope(x: Tensor, n: int, out: Tensor | None) -> Tensor:
@@ -107,14 +110,14 @@ def leaves_weights(lr: float | Tensor) -> bool:
 def mirror_step(
     weight: Tensor,
     theta: Tensor,
-    direction: Tensor,
-    divisor: Tensor | None,
+    subtract: Subtract,
     lr: float | Tensor,
-    pull: float | Tensor,
     a: float,
     scratch: Scratch = NO_SCRATCH,
 ) -> None:
-    """θ ← θ − lr·(direction/divisor + pull·θ), weight ← sign(θ)|θ|^a. At p = 2 `theta` may be `weight` itself.
+    """θ ← θ − lr·direction, weight ← sign(θ)|θ|^a, with `subtract(x, c)`, called once, for x ← x − c·direction.
+
+    At p = 2 `theta` may be `weight` itself.
 
     A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. But the weight is
     stored too, and `a` times as fine: with x the exact mirror variable, θ = x rounded, and the weight |x|^a rounded,
@@ -125,39 +128,32 @@ def mirror_step(
         return
     n = keeps_roundings(weight, theta, a)
     if not n:
-        if divisor is not None:
-            direction = torch.div(direction, divisor, out=scratch[2])
-        _subtract(theta, _sum(direction, theta, pull, scratch[0]), lr)  # one sum, one rounding of θ
+        subtract(theta, lr)
         if theta is not weight:
-            weight.copy_(signed_power(theta, a, scratch))
+            signed_power(theta, a, scratch, out=weight)
         return
-    expected = signed_power(theta, n, scratch)
-    change = torch.sub(weight, expected, out=scratch[1]).div_(expected)
-    # A ratio that says more than a rounding is not ours: 0/0, or a weight overwritten through `.data`.
-    most = n * torch.finfo(theta.dtype).eps
-    change.nan_to_num_(0.0, 0.0, 0.0).clamp_(-most, most).mul_(theta)
-    _subtract(change, theta, n * lr * pull)
-    if divisor is None:
-        _subtract(change, direction, n * lr)
-    else:
-        _subtract_ratio(change, direction, divisor, n * lr)
-    new = torch.add(theta, change, alpha=1 / n, out=scratch[0])
-    lost = change.add_(theta.sub_(new), alpha=n)
-    if divisor is None:  # an infinite gradient makes an infinite weight, as in SGD; in Adam inf/inf is nan already
-        lost.nan_to_num_(0.0, 0.0, 0.0)
-    theta.copy_(new)
     slope = _slope(theta, n, scratch[0])
-    torch.mul(slope, lost.add_(theta), out=weight)
+    change = torch.addcmul(weight, slope, theta, value=-1, out=scratch[1])
+    # n·(x − θ), and 0 where the weight underflows. More than the rounding of a θ below 4 is not ours: the weight was
+    # overwritten through `.data`.
+    info = torch.finfo(theta.dtype)
+    most = 2 * n * info.eps
+    change.div_(slope.clamp_(min=info.tiny / info.eps**0.5)).clamp_(-most, most)
+    subtract(change, n * lr)
+    before = slope.copy_(theta)
+    theta.add_(change, alpha=1 / n)
+    exact = before.lerp_(theta, 1 - n).add_(change)  # θ + n·(x − θ), with x = before + change/n
+    torch.mul(_slope(theta, n, change), exact, out=weight)
 
 
-def _sum(x: Tensor, y: Tensor, factor: float | Tensor, out: Tensor | None) -> Tensor:
+def add_multiple(x: Tensor, y: Tensor, factor: float | Tensor, out: Tensor | None = None) -> Tensor:
     """x + factor·y; x itself for a factor of 0."""
     if isinstance(factor, Tensor):
         return x + y * factor
     return torch.add(x, y, alpha=factor, out=out) if factor != 0 else x
 
 
-def _subtract(x: Tensor, y: Tensor, factor: float | Tensor) -> None:
+def subtract_multiple(x: Tensor, y: Tensor, factor: float | Tensor) -> None:
     """x ← x − factor·y."""
     if isinstance(factor, Tensor):
         x.sub_(y * factor)
@@ -165,7 +161,7 @@ def _subtract(x: Tensor, y: Tensor, factor: float | Tensor) -> None:
         x.add_(y, alpha=-factor)
 
 
-def _subtract_ratio(x: Tensor, y: Tensor, z: Tensor, factor: float | Tensor) -> None:
+def subtract_ratio(x: Tensor, y: Tensor, z: Tensor, factor: float | Tensor) -> None:
     """x ← x − factor·y/z."""
     if isinstance(factor, Tensor):
         x.sub_(y / z * factor)
