@@ -1,9 +1,10 @@
 """Time of one optimizer step: MirrorDescent and MirrorAdam against torch's own and against the plain formula.
 
-    python benchmarks/bench_optim.py [--device cuda] [--json FILE] [--sweep]
+    python benchmarks/bench_optim.py [--device cuda] [--json FILE] [--sweep] [--cases CASE ...]
 
 On CUDA: 268M float32 parameters in 16 tensors and 1,000 small tensors, in CUDA-event time, with the bandwidth on the
-bytes that must move and its share of a measured copy. On the CPU: the foreach paths on one thread, in process time.
+bytes that must move and its share of a measured copy. On the CPU: the foreach paths on one thread, in process time,
+and its multiple of AdamW's.
 """
 
 import argparse
@@ -21,7 +22,29 @@ from attsvm.optim import MirrorAdam, MirrorDescent
 
 LARGE = [(4096, 4096)] * 16
 SMALL = [(1000 + 8 * (i % 7),) for i in range(1000)]
-CPU_CASES = {"16 × 1M": [(1024, 1024)] * 16, "200 × 4k": [(4096,)] * 200}
+# A decoder of 4 layers and width 256 with 2,000 tokens: 3.7M parameters in 52 tensors.
+LAYER = [
+    (256,),
+    (256,),
+    (768, 256),
+    (768,),
+    (256, 256),
+    (256,),
+    (256,),
+    (256,),
+    (1024, 256),
+    (1024,),
+    (256, 1024),
+    (256,),
+]
+DECODER = [(2000, 256), (256, 256), *LAYER * 4, (256,), (256,)]
+CPU_CASES: dict[str, list[tuple[int, ...]]] = {
+    "16x1M": [(1024, 1024)] * 16,
+    "200x256": [(256,)] * 200,
+    "200x4k": [(4096,)] * 200,
+    "200x16k": [(16384,)] * 200,
+    "decoder": DECODER,
+}
 
 
 class Plain(torch.optim.Optimizer):
@@ -68,6 +91,9 @@ ONE_THREAD: list[tuple[str, Make]] = [
     ("MirrorDescent p=3 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=3, foreach=True)),
     ("MirrorDescent p=1.1 single", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, foreach=False)),
     ("MirrorAdam p=1.1 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=True)),
+    ("MirrorAdam p=1.5 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.5, foreach=True)),
+    ("MirrorAdam p=2 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=2, foreach=True)),
+    ("MirrorAdam p=3 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=3, foreach=True)),
     ("MirrorAdam p=1.1 single", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=False)),
     ("torch AdamW single", lambda ps: torch.optim.AdamW(ps, lr=1e-6, foreach=False)),
     ("plain sign/abs/pow p=1.1", lambda ps: Plain(ps, lr=1e-6, p=1.1)),
@@ -189,7 +215,7 @@ def sweep() -> dict[str, list[float]]:
     return result
 
 
-def cpu_table(shapes: list[tuple[int, ...]], rounds: int = 7) -> dict[str, float]:
+def cpu_table(shapes: list[tuple[int, ...]], rounds: int = 15) -> dict[str, float]:
     """ms a step on one thread: the best of some rounds, the optimizers in turns."""
     optimizers = {name: make(parameters(shapes, "cpu")) for name, make in ONE_THREAD}
     for optimizer in optimizers.values():
@@ -209,6 +235,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sweep", action="store_true", help="also try other block sizes of the kernels")
+    parser.add_argument(
+        "--cases", nargs="+", choices=CPU_CASES, default=list(CPU_CASES), help="on the CPU (default all)"
+    )
     options = parser.parse_args()
     result: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
     if options.device == "cuda":
@@ -223,10 +252,11 @@ def main() -> None:
     else:
         torch.set_num_threads(1)
         print(f"CPU, one thread, torch {torch.__version__}, ms a step")
-        result["cpu"] = {case: cpu_table(shapes) for case, shapes in CPU_CASES.items()}
-        print(f"{'':32}" + "".join(f"{case:>12}" for case in CPU_CASES))
+        result["cpu"] = {case: cpu_table(CPU_CASES[case]) for case in options.cases}
+        print(f"{'':32}" + "".join(f"{case:>16}" for case in options.cases))
         for name, _ in ONE_THREAD:
-            print(f"{name:32}" + "".join(f"{table[name]:12.2f}" for table in result["cpu"].values()))
+            pairs = ((table[name], table[name] / table[ONE_THREAD[0][0]]) for table in result["cpu"].values())
+            print(f"{name:32}" + "".join(f"{ms:10.2f} {times:4.2f}x" for ms, times in pairs))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))
 

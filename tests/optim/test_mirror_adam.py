@@ -195,3 +195,27 @@ def test_sparse_gradients_are_refused():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(AttsvmError, match="sparse"):
         MirrorAdam(embedding.parameters()).step()
+
+
+@pytest.mark.parametrize("p", [1.1, 2, 3])
+def test_foreach_is_single_whatever_the_layout(p, monkeypatch):
+    monkeypatch.setattr("attsvm.optim._chunks.CACHED", 50)  # tensors put together, alone and in pieces
+    results = []
+    for foreach in (False, True):
+        params = [*start(), *start(dtype=torch.bfloat16), torch.nn.Parameter(start()[0].detach().t())]
+        optimizer = MirrorAdam(params, lr=1e-2, p=p, foreach=foreach)
+        generator = torch.Generator().manual_seed(2)
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = 0.0 if step == 3 else 1e-2  # the moments go on
+            for param in params:
+                grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+                param.grad = grad.t().contiguous().t() if param.ndim == 2 and step % 2 else grad
+            optimizer.step()
+        if p == 2:  # moments that lie otherwise than the weight
+            params[-1].data = params[-1].data.contiguous()
+            params[-1].grad = torch.ones_like(params[-1])
+            optimizer.step()
+        states = [optimizer.state[param][name] for param in params for name in ("exp_avg", "exp_avg_sq", "step")]
+        results.append([flat(params), flat(states)])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

@@ -23,7 +23,7 @@ Row = Sequence[Tensor]
 class Chunk(NamedTuple):
     key: Any
     row: Row  # weight, mirror variable, gradient and states, of all parts together
-    parts: list[Row]  # the tensors, or pieces of one, that the chunk is made of
+    parts: Sequence[Row]  # the tensors, or pieces of one, that the chunk is made of
     scratch: Scratch
 
 
@@ -74,7 +74,7 @@ def _buffer(k: int, like: Tensor, shape: Sequence[int]) -> Tensor:
     return kept[: size * like.itemsize].view(like.dtype).view(shape)
 
 
-def _parts(rows: list[Row], limit: int, small: int, cut: bool) -> Iterator[list[Row]]:
+def _parts(rows: list[Row], limit: int, small: int, cut: bool) -> Iterator[Sequence[Row]]:
     """Small rows together, large ones alone, in pieces if they are to be cut."""
     parts: list[Row] = []
     size = 0
@@ -96,7 +96,7 @@ def are_contiguous(row: Row) -> bool:
     return all(map(Tensor.is_contiguous, row))
 
 
-def _pieces(row: Row, limit: int) -> Iterator[list[Row]]:
+def _pieces(row: Row, limit: int) -> Iterator[Sequence[Row]]:
     numel = row[0].numel()
     if numel <= limit or not are_contiguous(row):
         yield [row]
@@ -106,7 +106,7 @@ def _pieces(row: Row, limit: int) -> Iterator[list[Row]]:
     yield from ([piece] for piece in zip(*(flat[id(t)] for t in row)))
 
 
-def _as_one(parts: list[Row], gathered: int | None) -> Iterator[Row]:
+def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
     if len(parts) == 1:
         yield parts[0]
         return

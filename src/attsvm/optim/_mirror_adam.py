@@ -238,10 +238,9 @@ def _multi_tensor_mirror_adam(
     *settings: Any,
 ) -> None:
     columns = params, mirrors, grads, exp_avgs, exp_avg_sqs
-    at_once = not isinstance(lr, Tensor) and not leaves_weights(lr)
-    gathered = 2 if at_once else None
+    gathered = None if isinstance(lr, Tensor) or leaves_weights(lr) else 2
     for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
-        if at_once and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
+        if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
             _adam_at_once(chunk, lr, *settings)
         else:
             _adam(chunk.row, chunk.key, lr, *settings)
@@ -280,7 +279,14 @@ def _adam(
 
 
 def _adam_at_once(
-    chunk: Chunk, lr: float, pull: float, a: float, beta1: float, beta2: float, eps: float, maximize: bool
+    chunk: Chunk,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    maximize: bool,
 ) -> None:
     """The same on a CPU by torch's own kernel, which updates the moments and takes the step in one pass.
 
