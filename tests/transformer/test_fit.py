@@ -245,3 +245,12 @@ def test_two_processes_share_every_batch(tmp_path: Path) -> None:
     for row, own in zip(history, alone.history, strict=True):
         assert abs(row["train_loss"] - own["train_loss"]) < 1e-4
         assert row["test_accuracy"] == own["test_accuracy"]
+
+
+def test_a_process_without_rows_has_no_gradient() -> None:
+    # The last batch may have fewer rows than there are processes.
+    nothing = TEXTS.train.batches(1)[0].part(1, 2)
+    model = make_model(settings(), TEXTS)
+    logits = model(*TEXTS.train.take(nothing))
+    torch.nn.functional.cross_entropy(logits, TEXTS.train.labels[nothing.rows], reduction="sum").backward()
+    assert all(weight.grad is not None and (weight.grad == 0).all() for weight in model.parameters())

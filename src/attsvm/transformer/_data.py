@@ -87,7 +87,7 @@ class Texts:
 
     def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, Places]:
         """The tokens of these rows, one behind another, and their places."""
-        longest = -(-int(batch.sizes.max()) // MULTIPLE) * MULTIPLE
+        longest = -(-max(batch.sizes.tolist(), default=1) // MULTIPLE) * MULTIPLE
         places = Places.of(self.lengths[batch.rows], longest, batch.work)
         return self.tokens[batch.rows[places.sequence], places.position], places
 
