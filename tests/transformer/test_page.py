@@ -85,6 +85,19 @@ def test_experiments_read_what_is_there(pieces: Path) -> None:
     assert by_piece["best"][0] == by_piece["test_curve"][0, :2].max()
 
 
+@pytest.mark.parametrize(("shift", "passed"), [(0.001, True), (0.05, False)])
+def test_bf16_is_compared_with_float32_at_the_same_rate(tmp_path: Path, shift: float, passed: bool) -> None:
+    stem = "imdb3-mirror-adam-p1.1-lr0.0003-seed"
+    for name, best in [(f"{stem}0", 0.86), (f"{stem}1", 0.85), (f"{stem}2", 0.87), (f"{stem}0-float32", 0.86 - shift)]:
+        curve = {"epoch": [1, 2], "train_accuracy": [0.9, 0.996], "test_accuracy": [best, best - 0.01]}
+        settings = find_piece(name).settings.to_dict()
+        write_piece(tmp_path, {"name": name, "settings": settings, "stopped": "accuracy", "history": curve})
+    (check,) = [c for c in CATALOG["md-table1"].checks(rows_of("md-table1", tmp_path)) if "bf16" in c.name]
+    assert check.ours.startswith(f"{100 * shift:+.2f} points (1 seed)")
+    assert "deviation of 1.00" in check.ours
+    assert check.passed is passed
+
+
 def test_experiments_say_when_nothing_is_there(tmp_path: Path) -> None:
     for name in ("md-table1", "md-fig8", "md-fig9", "md-vit"):
         rows = rows_of(name, tmp_path)

@@ -75,7 +75,8 @@ def _point(ax: Axes, value: float, error: float, y: float, marker: str, colour: 
 
 
 def checks(rows: Rows) -> list[Check]:
-    found = best_lr(gather(rows))
+    everything = gather(rows)
+    found = best_lr(everything)
     by_key = {(runs.method, runs.layers, runs.variant): runs for runs in found}
     made = []
     for runs in found:
@@ -83,6 +84,11 @@ def checks(rows: Rows) -> list[Check]:
             other = by_key.get((second, runs.layers, runs.variant))
             if runs.method == first and other is not None:
                 made += [_compare(runs, other), _at_equal_fit(runs, other)]
+    plain = {(runs.method, runs.layers, runs.lr): runs for runs in everything if not runs.variant}
+    for runs in everything:
+        other = plain.get((runs.method, runs.layers, runs.lr))
+        if runs.variant and other is not None:
+            made.append(_precision(runs, other))
     known = {params["piece"]: columns for params, columns in rows}
     for what, names in required().items():
         here = [known[name] for name in names if name in known]
@@ -104,6 +110,18 @@ def _compare(runs: Runs, other: Runs) -> Check:
     ours = f"{_points(mean, half)}, {runs.extent} against {other.extent}"
     name = f"size {runs.layers}{_comma(runs.variant)}: {runs.method} above {other.method}, best epoch"
     return Check(name, paper, ours, mean - np.nan_to_num(half) > 0)
+
+
+def _precision(precise: Runs, plain: Runs) -> Check:
+    """Is bf16 autocast as good as float32, up to the seeds' noise?"""
+    a, b = _paired(plain, precise, "best")
+    best = 100 * plain.columns["best"]
+    noise = best.std(ddof=1) if len(best) > 1 else np.nan
+    difference = 100 * float(np.mean(a - b))
+    seeds = f"{len(a)} seed{'s' * (len(a) > 1)}"
+    ours = f"{difference:+.2f} points ({seeds}); between seeds of bf16 a standard deviation of {noise:.2f}"
+    name = f"size {plain.layers}: {plain.method} in bf16 within two standard deviations of float32, best epoch"
+    return Check(name, "not in the paper", ours, bool(abs(difference) <= 2 * noise))
 
 
 def _at_equal_fit(runs: Runs, other: Runs) -> Check:
