@@ -21,6 +21,8 @@ class Places(NamedTuple):
     """(tokens,) place in it"""
     longest: int
     """no sequence has more tokens"""
+    flash: bool = False
+    """the device has FlashAttention for sequences that lie so"""
 
     @staticmethod
     def of(lengths: Tensor, longest: int, total: int) -> Places:
@@ -28,7 +30,10 @@ class Places(NamedTuple):
         offsets = F.pad(lengths.cumsum(0), (1, 0))
         sequence = torch.repeat_interleave(lengths, output_size=total)
         position = torch.arange(total, device=lengths.device) - offsets[sequence]
-        return Places(offsets.int(), sequence, position, longest)
+        flash = (
+            lengths.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(lengths.device)[0] >= 8
+        )
+        return Places(offsets.int(), sequence, position, longest, flash)
 
 
 def attend_within(
@@ -45,8 +50,8 @@ def attend_within(
 
     `maps`, if given, receives the softmax (batch, heads, longest or 1, longest).
     """
-    batch = len(places.offsets) - 1
-    if maps is None and k.is_cuda and k.dtype in (torch.bfloat16, torch.float16):
+    batch, d = len(places.offsets) - 1, k.shape[-1]
+    if maps is None and places.flash and k.dtype in (torch.bfloat16, torch.float16) and d % 8 == 0 and d <= 256:
         # F.scaled_dot_product_attention has no fast kernel for a mask with dropout; this one needs no mask.
         of_queries = torch.arange(batch + 1, dtype=torch.int32, device=k.device) if first else places.offsets
         most = 1 if first else places.longest
