@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from made_tokenizer import write_tokenizer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -40,17 +41,7 @@ REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1),
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    words = {word: number for number, word in enumerate([*WORDS, "[UNK]"])}
-    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    folder = tmp_path_factory.mktemp("tokenizer")
-    made.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*WORDS, "[UNK]"]).parent
 
 
 def write_reviews(path: Path, rows: list[tuple[Any, Any, str]]) -> Path:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_tokenizer import write_tokenizer
 
 from attsvm import AttsvmError
 from attsvm.transformer import (
@@ -107,18 +108,10 @@ def test_the_reviews_are_many_balanced_and_have_one_pivotal_word_each() -> None:
 
 @pytest.fixture(scope="module")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Probes:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
     words = sorted({word for review in pivotal_reviews() for word in review.text.replace(",", " ").split()})
-    numbers = {word: number for number, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words])}
-    made = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    return encode_probes(
+        write_tokenizer(tmp_path_factory.mktemp("probes"), ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words])
     )
-    path = tmp_path_factory.mktemp("probes") / "tokenizer.json"
-    made.save(str(path))
-    return encode_probes(path)
 
 
 def test_probes_mark_the_pivotal_word(probes: Probes, tmp_path: Path) -> None:
@@ -142,6 +135,17 @@ def test_attention_of_the_class_token(probes: Probes) -> None:
         inside = [w for w, (a, b) in zip(weights, spans) if a < b and review.start <= a and b <= review.stop]
         assert sum(inside) == pytest.approx(found["pivotal"][row])
         assert 0 < found["positive"][row] < 1
+
+
+def test_of_a_diverged_run_nothing_is_measured(probes: Probes) -> None:
+    lost = run_piece(Piece("one", "imdb", replace(SMALL, optimizer="sgd", lr=1e30)), TEXTS, probes=probes)
+    assert lost is not None
+    assert lost["stopped"] == "diverged"
+    assert not {"weights", "pruning", "probes"} & lost.keys()
+    network = make_model(SMALL, replace(TEXTS, vocabulary=int(probes.tokens.max()) + 1))
+    torch.nn.init.constant_(network.head.weight, float("nan"))
+    with pytest.raises(AttsvmError, match="not finite"):
+        class_attention(network, probes)
 
 
 def test_pieces_finish_in_several_sittings(tmp_path: Path) -> None:

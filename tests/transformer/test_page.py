@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_tokenizer import write_tokenizer
 from typer.testing import CliRunner
 
 from attsvm import AttsvmError
@@ -29,18 +30,9 @@ MD = ("imdb3-md-p1.1-lr0.0008", "imdb3-md-p2-lr0.0004", "imdb3-adamw-lr0.0003", 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
     words = sorted({word for review in pivotal_reviews() for word in re.findall(r"\w+", review.text)})
-    numbers = {word: number for number, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words])}
-    made = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
     folder = tmp_path_factory.mktemp("tokenizer")
-    made.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_tokenizer(folder, ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *words]).parent
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +110,18 @@ def test_missing_pieces_are_computed_from_data(texts: Any, tokenizer: Path, tmp_
     assert np.isfinite(row["chosen"]).all()
 
 
+KEPT = Path(__file__).parents[2] / "benchmarks" / "results" / "transformers"
+
+
+def test_the_page_of_the_kept_results(tmp_path: Path) -> None:
+    kept = sorted(map(str, KEPT.glob("*.json")))
+    made = CliRunner().invoke(app, ["attention", *kept, "--out", str(tmp_path / "maps.html")])
+    assert made.exit_code == 0, made.output
+    assert "nan" not in (tmp_path / "maps.html").read_text()
+
+
 def test_the_kept_curves_tell_the_comparison() -> None:
-    folder = Path(__file__).parents[2] / "benchmarks" / "results" / "transformers"
-    rows = rows_of("md-table1", folder)
+    rows = rows_of("md-table1", KEPT)
     checks = {check.name: check for check in CATALOG["md-table1"].checks(rows)}
     compared = checks["size 3: ℓ1.1-MD above ℓ2-MD, best epoch"]
     best = {params["piece"]: columns["best"][0] for params, columns in rows}
@@ -180,9 +181,14 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
     assert all(review.text in plain for review in pivotal_reviews())
 
     (tmp_path / "empty.json").write_text('{"name": "x"}')
+    made = CliRunner().invoke(app, ["attention", str(one), str(tmp_path / "empty.json"), "--out", str(page)])
+    assert made.exit_code == 0, made.output
+    assert "1 models" in made.output
+    assert "left out, without attention (images, or diverged): empty" in made.output
     for arguments, message in (
         ([str(run)], "--tokenizer must name"),
         ([str(tmp_path / "empty.json")], "but it has none"),
+        ([str(tmp_path / "none.json")], "there is no such file"),
         ([str(tmp_path / "nowhere"), "--tokenizer", str(tokenizer)], "is not a file"),
     ):
         with pytest.raises(AttsvmError, match=message):

@@ -172,12 +172,16 @@ def attention_command(
     from attsvm.transformer._pieces import read_result
 
     found: dict[str, Any] = {}
+    without: list[str] = []
     for place in runs:
         if place.suffix == ".json":
             result = read_result(place)
-            if result is None or "probes" not in result:
-                raise AttsvmError(f"{place} must be a result with the attention on the reviews, but it has none.")
-            found[place.stem] = result["probes"]
+            if result is None:
+                raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
+            if "probes" in result:
+                found[place.stem] = result["probes"]
+            else:
+                without.append(place.stem)
             continue
         if tokenizer is None:
             raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
@@ -185,8 +189,13 @@ def attention_command(
         if not isinstance(model, TextTransformer):
             raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
         found[place.name] = class_attention(model, encode_probes(tokenizer))
+    if not found:
+        raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
     write_attention_page(out, found)
     console().print(f"wrote {out}: {len(found)} models", highlight=False)
+    if without:
+        names = ", ".join(without)
+        console().print(f"left out, without attention (images, or diverged): {names}", highlight=False)
 
 
 def _accelerator(device: str) -> Any:

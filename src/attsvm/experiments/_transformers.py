@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from attsvm.errors import AttsvmError
+from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, Series, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.transformer import load_data, load_probes, pivotal_reviews
@@ -215,6 +216,12 @@ def required() -> dict[str, list[str]]:
     larger = [n for n in names if n.startswith(("imdb4-md", "imdb6-md")) and n.endswith("seed0")]
     assert len(size_3) == 3 * len(PUBLIC_LR)
     return {"size 3, three seeds": size_3, "AdamW and MirrorAdam, five rates": adams, "sizes 4 and 6": larger}
+
+
+def there_are(figure: str, found: Mapping[str, Runs]) -> list[Check]:
+    """A failed check where the runs are missing that a figure of the paper compares."""
+    missing = ", ".join(method for method in ("ℓ1.1-MD", "ℓ2-MD") if method not in found)
+    return [Check("runs of ℓ1.1 and ℓ2 at size 3", figure, f"not there yet: {missing}", False)] if missing else []
 
 
 def measured(rows: Rows) -> list[Runs]:

@@ -95,6 +95,8 @@ def class_attention(model: Any, probes: Probes) -> dict[str, Any]:
     device = next(model.parameters()).device
     model.eval()
     logits, maps = model.attention(probes.tokens.to(device), probes.lengths.to(device))
+    if not logits.isfinite().all():
+        raise AttsvmError("the model's outputs are not finite: its run diverged, and there is no attention to show.")
     weights = maps[-1].mean(1)[:, 0].double().cpu()
     lengths = probes.lengths.tolist()
     return {

@@ -84,7 +84,8 @@ def run_piece(
 ) -> dict[str, Any] | None:
     """Train and measure the last weights: their sizes, pruning, and for texts the attention of [CLS] on the probes.
 
-    If `stop` came first the result says "interrupted", and a checkpoint is in `work`; None before the first epoch ends.
+    Of a run that diverged there is nothing to measure. If `stop` came first the result says "interrupted", and a
+    checkpoint is in `work`; None before the first epoch ends.
     """
     settings = piece.settings
     out = None if work is None else work / piece.name
@@ -102,11 +103,12 @@ def run_piece(
         "stopped": fitted.stopped,
         "history": columns,
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "weights": weight_summary(model),
-        "pruning": pruning_curve(model, placed.test, bf16=settings.bf16),
     }
-    if probes is not None and piece.data == "imdb":
-        result["probes"] = class_attention(model, probes)
+    if fitted.stopped != "diverged":
+        result["weights"] = weight_summary(model)
+        result["pruning"] = pruning_curve(model, placed.test, bf16=settings.bf16)
+        if probes is not None and piece.data == "imdb":
+            result["probes"] = class_attention(model, probes)
     result |= {
         "seconds": sum(columns["seconds"]),
         "measuring_seconds": time.perf_counter() - start,

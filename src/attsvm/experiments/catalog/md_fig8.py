@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
-from attsvm.experiments._transformers import KINDS, PRUNED, Runs, measured, nothing_yet
+from attsvm.experiments._transformers import KINDS, PRUNED, Runs, measured, nothing_yet, there_are
 from attsvm.experiments.catalog import md_table1
 from attsvm.transformer._measure import LARGE_EDGES
 
@@ -47,22 +47,27 @@ def figure(rows: Rows) -> Figure:
 
 def checks(rows: Rows) -> list[Check]:
     found = _size3(rows)
-    if not {"ℓ1.1-MD", "ℓ2-MD"} <= found.keys():
-        return [Check("finished runs of ℓ1.1 and ℓ2 at size 3", "Figure 8", "not there yet", False)]
-    sparse, dense = found["ℓ1.1-MD"], found["ℓ2-MD"]
+    made = there_are("Figure 8", found)
+    for first, second in (("ℓ1.1-MD", "ℓ2-MD"), ("MirrorAdam p = 1.1", "AdamW")):
+        if first in found and second in found:
+            made += _compare(found[first], found[second])
+    return made
+
+
+def _compare(sparse: Runs, dense: Runs) -> list[Check]:
     made = []
+    against = f"with {sparse.method} than with {dense.method}"
     for k, kind in enumerate(KINDS):
-        paper = f"{PAPER_LARGE['ℓ1.1-MD'][k]:,} against {PAPER_LARGE['ℓ2-MD'][k]:,} (Figure 8)"
-        a, b = (runs.columns["large"][:, k].mean() for runs in (sparse, dense))
-        made.append(
-            Check(f"fewer {kind} weights ≥ 0.06 with ℓ1.1 than with ℓ2", paper, f"{a:,.0f} against {b:,.0f}", a < b)
-        )
+        if sparse.method in PAPER_LARGE:
+            paper = f"{PAPER_LARGE[sparse.method][k]:,} against {PAPER_LARGE[dense.method][k]:,} (Figure 8)"
+            a, b = (runs.columns["large"][:, k].mean() for runs in (sparse, dense))
+            made.append(Check(f"fewer {kind} weights ≥ 0.06 {against}", paper, f"{a:,.0f} against {b:,.0f}", a < b))
         a, b = (runs.columns["gini"][:, k].mean() for runs in (sparse, dense))
-        name = f"larger Gini coefficient of the {kind} weights with ℓ1.1 than with ℓ2"
-        made.append(Check(name, "ℓ1.1 is sparser", f"{a:.3f} against {b:.3f}", a > b))
+        name, paper = f"larger Gini coefficient of the {kind} weights {against}", "p near 1 is sparser"
+        made.append(Check(name, paper, f"{a:.3f} against {b:.3f}", a > b))
     for share in (0.8, 0.9, 0.95):
         a, b = (runs.columns["pruned"][:, PRUNED.index(share)].mean() for runs in (sparse, dense))
-        name = f"more accuracy left with ℓ1.1 than with ℓ2 after zeroing {100 * share:g}% of the attention weights"
+        name = f"more accuracy left {against} after zeroing {100 * share:g}% of the attention weights"
         made.append(Check(name, "not in the paper", f"{100 * a:.2f}% against {100 * b:.2f}%", a > b))
     return made
 

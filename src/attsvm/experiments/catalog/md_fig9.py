@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
-from attsvm.experiments._transformers import Runs, measured, nothing_yet, sign_flip_test
+from attsvm.experiments._transformers import Runs, measured, nothing_yet, sign_flip_test, there_are
 from attsvm.experiments.catalog import md_table1
 from attsvm.transformer import pivotal_reviews
 
@@ -37,9 +37,7 @@ def figure(rows: Rows) -> Figure:
 
 def checks(rows: Rows) -> list[Check]:
     found = _size3(rows)
-    if not {"ℓ1.1-MD", "ℓ2-MD"} <= found.keys():
-        return [Check("finished runs of ℓ1.1 and ℓ2 at size 3", "Figure 9", "not there yet", False)]
-    made = []
+    made = there_are("Figure 9", found)
     for first, second in (("ℓ1.1-MD", "ℓ2-MD"), ("ℓ1.1-MD", "AdamW"), ("MirrorAdam p = 1.1", "AdamW")):
         if first in found and second in found:
             a, b = (found[method].columns["pivotal"].mean(0) for method in (first, second))
