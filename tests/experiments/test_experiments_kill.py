@@ -83,6 +83,25 @@ def test_killed_runner_resumes_to_the_same_rows(tmp_path: Path, undisturbed: dic
     assert not list(tmp_path.rglob("*.tmp*"))
 
 
+@pytest.mark.parametrize("at", [0.5, 1.5, 2.5, 4.0])
+def test_ctrl_c_twice_ends_the_run_at_once_and_says_one_line(tmp_path: Path, at: float) -> None:
+    command = [sys.executable, "-m", "attsvm", "reproduce", "svm-fig6", "--quick", "--workers", "2", "--quiet"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: (tmp_path / "svm-fig6" / "plan.json").is_file())
+    time.sleep(at)
+    workers = children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.strip() == "Interrupted; no file was left half written."
+    wait_for(lambda: not any(map(alive, workers)), seconds=10)
+    assert not list(tmp_path.rglob("*.tmp*"))
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_workers_are_replaced(tmp_path: Path, undisturbed: dict[str, bytes], seed: int) -> None:
     chance = random.Random(seed)

@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 import torch
 from two_processes import run_pair
+from typer.testing import CliRunner
 
 from attsvm import AttsvmError
-from attsvm.transformer import Progress, Settings, evaluate, fit, make_model, synthetic_sentiment, tiny_images
+from attsvm.transformer import (
+    Progress,
+    Settings,
+    evaluate,
+    fit,
+    load_model,
+    make_model,
+    synthetic_sentiment,
+    tiny_images,
+)
 
 SIZES = {"width": 16, "hidden": 24, "layers": 2, "length": 16}
 TEXTS = synthetic_sentiment(48, 20, length=16)
@@ -254,3 +264,27 @@ def test_a_process_without_rows_has_no_gradient() -> None:
     logits = model(*TEXTS.train.take(nothing))
     torch.nn.functional.cross_entropy(logits, TEXTS.train.labels[nothing.rows], reduction="sum").backward()
     assert all(weight.grad is not None and (weight.grad == 0).all() for weight in model.parameters())
+
+
+def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attsvm.cli import _transformer
+
+    options = "--data synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
+    straight, cut = ([*options.split(), str(tmp_path / name)] for name in ("straight", "cut"))
+    assert CliRunner().invoke(_transformer.app, ["fit", *straight]).exit_code == 0
+    seen: list[Progress] = []
+
+    def interrupt(bar: Any, progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_transformer._Bar, "update", interrupt)
+        stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
+    assert stopped.exit_code == 130
+    assert "the same command goes on from there" in stopped.output
+    assert (tmp_path / "cut" / "checkpoint.safetensors").is_file()
+    assert CliRunner().invoke(_transformer.app, ["fit", *cut]).exit_code == 0
+    a, b = (load_model(tmp_path / name).state_dict() for name in ("straight", "cut"))
+    assert all(torch.equal(a[name], b[name]) for name in a)

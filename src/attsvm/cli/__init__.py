@@ -1,5 +1,6 @@
 """The `attsvm` command."""
 
+import signal
 import sys
 
 from attsvm.errors import AttsvmError
@@ -23,5 +24,6 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns Ctrl-C into exit status 130
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         print("Interrupted; no file was left half written.", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from attsvm._interrupts import asked_to_stop
 from attsvm.cli._common import as_device, console
 from attsvm.errors import AttsvmError
 
@@ -119,12 +120,13 @@ def fit_command(
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     bar = _Bar(speaks and not quiet, epochs, "tokens" if loaded.kind == "text" else "images")
-    try:
-        with bar:
-            fitted = fit(loaded, settings, device=device, out=out, report=bar.update, accelerator=accelerator)
-    except KeyboardInterrupt:
-        typer.echo(f"The run is kept in {out}: the same command goes on from its last checkpoint.", err=True)
-        raise
+    with bar, asked_to_stop() as enough:
+        fitted = fit(
+            loaded, settings, device=device, out=out, stop=enough.is_set, report=bar.update, accelerator=accelerator
+        )
+    if fitted.stopped == "interrupted":
+        typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
+        raise KeyboardInterrupt
     if not speaks:
         return
     last, best = fitted.history[-1], max(row["test_accuracy"] for row in fitted.history)

@@ -9,13 +9,14 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait as wait_sentinel
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
 import torch
 
+from attsvm._interrupts import without_interrupts
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Experiment, Params
@@ -123,20 +124,17 @@ def _finished(
 ) -> Iterator[tuple[Batch, Done]]:
     """Hand out batches from the front of `todo`, a few at a time; a batch leaves the list with its result."""
     running: dict[Future[Done], Batch] = {}
-    try:
-        waiting = iter(list(todo))
-        while todo:
-            while len(running) < limit and (batch := next(waiting, None)) is not None:
+    waiting = iter(list(todo))
+    while todo:
+        while len(running) < limit and (batch := next(waiting, None)) is not None:
+            with without_interrupts():  # this may start a worker, and Ctrl-C is the runner's affair
                 running[executor.submit(run_batch, *handing.arguments(batch))] = batch
-            for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
-                done = future.result()
-                batch = running.pop(future)
-                todo.remove(batch)
-                yield batch, done
-            check()
-    finally:
-        for future in running:
-            future.cancel()
+        for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+            done = future.result()
+            batch = running.pop(future)
+            todo.remove(batch)
+            yield batch, done
+        check()
 
 
 def _pooled(todo: list[Batch], workers: int, handing: _Handing) -> Iterator[tuple[Batch, Done]]:
@@ -144,11 +142,7 @@ def _pooled(todo: list[Batch], workers: int, handing: _Handing) -> Iterator[tupl
     losses = 0
     while todo:
         left = len(todo)
-        # spawn: a forked copy of a process with torch's threads may hang.
-        with (
-            _single_threaded(),
-            ProcessPoolExecutor(min(workers, left), get_context("spawn"), initializer=_start_worker) as pool,
-        ):
+        with _single_threaded(), _pool(min(workers, left)) as pool:
             try:
                 yield from _finished(pool, todo, handing, IN_FLIGHT * workers, lambda: None)
             except BrokenProcessPool as error:
@@ -176,17 +170,30 @@ def _single_threaded() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start_worker() -> None:
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that are gone at the end, whatever they were computing: only this process writes files."""
+    context = get_context("spawn")  # a forked copy of a process with torch's threads may hang
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(theirs,))
+    try:
+        yield pool
+    finally:
+        with without_interrupts():
+            ours.close()
+            pool.shutdown()
+            theirs.close()
+
+
+def _start_worker(leash: Connection) -> None:
     torch.set_num_threads(1)
-    Thread(target=_die_with_parent, daemon=True).start()
+    Thread(target=_leave_at_the_end_of, args=(leash,), daemon=True).start()
 
 
-def _die_with_parent() -> None:
-    """A worker whose runner was killed would wait for work for ever."""
-    parent = parent_process()
-    if parent is not None:
-        wait_sentinel([parent.sentinel])
-        os._exit(1)
+def _leave_at_the_end_of(leash: Connection) -> None:
+    """The runner's end of the pipe is closed when it has no more use for workers, or was killed."""
+    leash.poll(None)
+    os._exit(1)
 
 
 @contextmanager
