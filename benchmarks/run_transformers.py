@@ -191,7 +191,6 @@ def speed(options: argparse.Namespace, start: float) -> None:
         step = make_step(sizes, device, bf16, compiled and not options.tiny, plain)
         found[name] = 1e3 * timed(lambda step=step: step(padded, full[0]), device, 3 if plain else 10, 10)
         print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
-    step = make_step(sizes, device, True, not options.tiny, False)
     for name, texts in (("grouped", train), ("padded to 512", padded)):
         batches = texts.batches(100, torch.Generator().manual_seed(0))
 

@@ -79,7 +79,7 @@ def test_experiments_read_what_is_there(pieces: Path) -> None:
 
 @pytest.mark.parametrize(("shift", "passed"), [(0.001, True), (0.05, False)])
 def test_bf16_is_compared_with_float32_at_the_same_rate(tmp_path: Path, shift: float, passed: bool) -> None:
-    stem = "imdb3-mirror-adam-p1.1-lr0.0003-seed"
+    stem = "imdb3-mirror-adam-p1.1-lr0.001-seed"
     for name, best in [(f"{stem}0", 0.86), (f"{stem}1", 0.85), (f"{stem}2", 0.87), (f"{stem}0-float32", 0.86 - shift)]:
         curve = {"epoch": [1, 2], "train_accuracy": [0.9, 0.996], "test_accuracy": [best, best - 0.01]}
         settings = find_piece(name).settings.to_dict()

@@ -26,6 +26,8 @@ MISSING, UNFINISHED, FINISHED = range(3)
 MOST_EPOCHS = 200
 KINDS = ("query", "key", "value")
 PRUNED = (0.0, *SHARES)
+PAPER_SIZE = 6
+"""Of the models in Figures 8 and 9: the notebooks of the paper's public code open runs of six layers."""
 LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW", "MirrorAdam p = 1.1"), SERIES))
 # 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -218,13 +220,18 @@ def required() -> dict[str, list[str]]:
     return {"size 3, three seeds": size_3, "AdamW and MirrorAdam, five rates": adams, "sizes 4 and 6": larger}
 
 
-def there_are(figure: str, found: Mapping[str, Runs]) -> list[Check]:
-    """A failed check where the runs are missing that a figure of the paper compares."""
-    missing = ", ".join(method for method in ("ℓ1.1-MD", "ℓ2-MD") if method not in found)
-    return [Check("runs of ℓ1.1 and ℓ2 at size 3", figure, f"not there yet: {missing}", False)] if missing else []
+def there_are(figure: str, found: Mapping[int, Mapping[str, Runs]]) -> list[Check]:
+    """A failed check where the runs are missing that Figures 8 and 9 of the paper compare."""
+    missing = ", ".join(method for method in ("ℓ1.1-MD", "ℓ2-MD") if method not in found.get(PAPER_SIZE, {}))
+    name = f"runs of ℓ1.1 and ℓ2 at size {PAPER_SIZE}"
+    return [Check(name, figure, f"not there yet: {missing}", False)] if missing else []
 
 
-def measured(rows: Rows) -> list[Runs]:
-    """Runs of the plain variant whose last weights were measured, at the best rate of each method."""
-    found = [runs.with_weights() for runs in best_lr(gather(rows)) if not runs.variant]
-    return [runs for runs in found if runs.seeds]
+def measured(rows: Rows, column: str = "gini") -> dict[int, dict[str, Runs]]:
+    """Runs of the plain variant whose last weights were measured, by size and method, at each method's best rate."""
+    found: dict[int, dict[str, Runs]] = {}
+    for runs in best_lr(gather(rows)):
+        there = runs.with_weights()
+        if not runs.variant and there.seeds and np.isfinite(there.columns[column]).all():
+            found.setdefault(runs.layers, {})[runs.method] = there
+    return found

@@ -47,18 +47,18 @@ class Piece:
 def plan() -> list[Piece]:
     """All pieces, most valuable first."""
     seeds, others = range(3), range(1, 3)
-    found = [_descent(6, 3.0, 0), _descent(4, 3.0, 0)]  # the longest begin first
-    found += [_descent(3, p, seed) for p in (3.0, 2.0, 1.1) for seed in seeds]
+    found = [_descent(3, p, seed) for p in (3.0, 2.0, 1.1) for seed in seeds]  # the longest begin first
     found += [_adam(o, 1.1, lr) for lr in ADAM_LRS for o in ("mirror-adam", "adamw")]
-    found += [_descent(layers, p, 0) for layers in (6, 4) for p in (2.0, 1.1)]
     found += [_adam(o, 1.1, lr, seed) for seed in others for o, lr in (("adamw", 3e-4), ("mirror-adam", 1e-3))]
     found += [_vit("mirror-descent", 5e-2), _vit("adam", 1e-4), _vit("mirror-adam", 1e-3)]
-    found += [_precise(_adam("mirror-adam", 1.1, 3e-4)), *(_adam("mirror-adam", 1.1, 3e-4, seed) for seed in others)]
+    found += [_precise(_adam("mirror-adam", 1.1, 1e-3))]
+    found += [_descent(layers, p, 0) for layers, p in ((4, 1.1), (4, 2.0), (6, 3.0), (4, 3.0), (6, 2.0), (6, 1.1))]
     found += [_vit("adam", 3e-4), _vit("mirror-adam", 3e-4)]
     found += [_adam(o, 1.1, 3e-4, layers=layers) for layers in (4, 6) for o in ("mirror-adam", "adamw")]
     found += [_adam("mirror-adam", 1.5, lr) for lr in ADAM_LRS]
     found += [_adam(o, 1.1, 1e-4, seed) for seed in others for o in ("mirror-adam", "adamw")]
-    found += [_precise(_adam("mirror-adam", 1.1, 3e-4, seed)) for seed in others]
+    found += [_adam("mirror-adam", 1.1, 3e-4, seed) for seed in others]
+    found += [_precise(_adam("mirror-adam", 1.1, 1e-3, seed)) for seed in others]
     found += [_precise(_descent(3, 1.1, 0))]
     found += [_descent(layers, p, seed) for seed in others for layers in (4, 6) for p in PUBLIC_LR]
     return found
