@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3600.0, help="of training; measuring takes some more")
-    parser.add_argument("--only", default="", help="regular expression on names")
+    parser.add_argument("--only", nargs="+", default=[""], help="regular expressions on names, in this order")
     parser.add_argument("--tiny", action="store_true", help="built-in data and small models: a rehearsal on the CPU")
     options = parser.parse_args()
     start = time.time()
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def pieces(options: argparse.Namespace) -> list[Piece]:
-    chosen = [piece for piece in plan() if re.search(options.only, piece.name)]
-    return [tiny(piece) for piece in chosen] if options.tiny else chosen
+    chosen = {piece.name: piece for only in options.only for piece in plan() if re.search(only, piece.name)}
+    return [tiny(piece) if options.tiny else piece for piece in chosen.values()]
 
 
 def tiny(piece: Piece) -> Piece:
@@ -171,41 +171,89 @@ class Log:
 
 
 def speed(options: argparse.Namespace, start: float) -> None:
-    """A step of size 3 at batch 100 and 512 tokens, plain and fast; and an epoch with and without length grouping."""
+    """A step of size 3 at batch 100 and 512 tokens, plain and fast; and an epoch with and without length grouping.
+
+    The epoch in one process, and in --slots processes that share the device: its time over their number.
+    """
     device = torch.device(options.device)
+    train, padded, sizes = texts_of(options, device)
+    full = padded.batches(100, torch.Generator().manual_seed(0))
+    found: dict[str, Any] = {"processor": name_of(device), "torch": torch.__version__}
+    fast = "packed, bf16, compile"
+    steps = {
+        "eager float32, softmax spelled out": make_step(sizes, device, plain=True),
+        "eager float32, SDPA": make_step(sizes, device),
+        "packed, bf16": make_step(sizes, device, bf16=True),
+        fast: make_step(sizes, device, bf16=True, compiled=not options.tiny),
+    }
+    for n, (name, step) in enumerate(steps.items()):
+        found[name] = 1e3 * timed(lambda step=step: step(padded, full[0]), device, 3 if n == 0 else 10, 10)
+        print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
+    for name, texts in (("packed", train), ("padded to 512", padded)):
+        found[f"epoch, {name}"] = timed(epoch_of(steps[fast], texts), device, 1, 2)
+        print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
+    context = mp.get_context("spawn")
+    barrier = context.Barrier(options.slots + 1, timeout=600)
+    workers = [context.Process(target=share_epochs, args=(options, barrier)) for _ in range(options.slots)]
+    for worker in workers:
+        worker.start()
+    for name in ("packed", "padded to 512"):
+        barrier.wait()
+        begun = time.perf_counter()
+        barrier.wait()
+        label = f"epoch, {name}, {options.slots} processes"
+        found[label] = (time.perf_counter() - begun) / options.slots
+        print(f"{label:40} {found[label]:8.3f} s", flush=True)
+    for worker in workers:
+        worker.join()
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def texts_of(options: argparse.Namespace, device: torch.device) -> tuple[Texts, Texts, dict[str, Any]]:
+    """The reviews; the same as if padding were text, which is what a batch costs that is padded; the model's sizes."""
     data = (synthetic_sentiment() if options.tiny else load_data(options.imdb)).to(device)
     train = data.train
     assert isinstance(train, Texts)
     length = 24 if options.tiny else 512
     sizes = {"vocabulary": data.vocabulary, "length": length} | ({"width": 24, "hidden": 24} if options.tiny else {})
-    # As if padding were text: what a batch costs that is padded to the full length.
-    padded = replace(train, lengths=torch.full_like(train.lengths, length))
-    full = padded.batches(100, torch.Generator().manual_seed(0))
-    found: dict[str, Any] = {"processor": name_of(device), "torch": torch.__version__}
-    for name, (bf16, compiled, plain) in {
-        "eager float32, softmax spelled out": (False, False, True),
-        "eager float32, SDPA": (False, False, False),
-        "packed, bf16": (True, False, False),
-        "packed, bf16, compile": (True, True, False),
-    }.items():
-        step = make_step(sizes, device, bf16, compiled and not options.tiny, plain)
-        found[name] = 1e3 * timed(lambda step=step: step(padded, full[0]), device, 3 if plain else 10, 10)
-        print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
-    for name, texts in (("grouped", train), ("padded to 512", padded)):
-        batches = texts.batches(100, torch.Generator().manual_seed(0))
+    return train, replace(train, lengths=torch.full_like(train.lengths, length)), sizes
 
-        def epoch(texts: Texts = texts, batches: list[Batch] = batches) -> None:
-            for batch in batches:
-                step(texts, batch)
 
-        found[f"epoch, {name}"] = timed(epoch, device, 1, 2)
-        print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+def share_epochs(options: argparse.Namespace, barrier: Any) -> None:
+    """Both epochs, each between two waits for the other processes."""
+    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    train, padded, sizes = texts_of(options, device)
+    step = make_step(sizes, device, bf16=True, compiled=not options.tiny)
+    epochs = [epoch_of(step, texts) for texts in (train, padded)]
+    for epoch in epochs:
+        epoch()
+    wait(device)
+    for epoch in epochs:
+        barrier.wait()
+        epoch()
+        wait(device)
+        barrier.wait()
+
+
+def epoch_of(step: Callable[[Texts, Batch], None], texts: Texts) -> Callable[[], None]:
+    batches = texts.batches(100, torch.Generator().manual_seed(0))
+
+    def epoch() -> None:
+        for batch in batches:
+            step(texts, batch)
+
+    return epoch
 
 
 def make_step(
-    sizes: dict[str, Any], device: torch.device, bf16: bool, compiled: bool, plain: bool
+    sizes: dict[str, Any],
+    device: torch.device,
+    *,
+    bf16: bool = False,
+    compiled: bool = False,
+    plain: bool = False,
 ) -> Callable[[Texts, Batch], None]:
     torch.manual_seed(0)
     model = TextTransformer(**sizes).to(device)
