@@ -116,7 +116,7 @@ def work(number: int, options: argparse.Namespace, queue: Any, deadline: float) 
         return asked_to_stop.is_set() or time.time() > deadline
 
     loaded: dict[str, Data] = {}
-    probes = None if options.probes is None else load_probes(options.probes)
+    probes = None if options.probes is None or options.tiny else load_probes(options.probes)
     while not stop():
         try:
             piece: Piece = queue.get(timeout=2.0)
