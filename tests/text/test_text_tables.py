@@ -40,6 +40,15 @@ def test_a_text_column_of_numbers_in_csv_is_text(tmp_path: Path) -> None:
     assert list(labels) == ["a", "b"]
 
 
+@pytest.mark.parametrize("sign", [";", "\t", ","])
+def test_csv_as_spreadsheets_write_it(sign: str, tmp_path: Path) -> None:
+    rows = ["text", "label"], ['"so, so; good"', "1"], ["dull", "0"]
+    (tmp_path / "sheet.csv").write_text("\r\n".join(sign.join(row) for row in rows), "utf-8-sig")
+    texts, labels = read_texts(tmp_path / "sheet.csv")
+    assert texts == ["so, so; good", "dull"]
+    assert list(labels) == [1, 0]
+
+
 def test_a_long_row(tmp_path: Path) -> None:
     for ending in ("csv", "jsonl"):
         write_table(pa.table({"text": ["word " * 400_000], "label": [1]}), tmp_path / f"long.{ending}")

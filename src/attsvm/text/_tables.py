@@ -116,6 +116,15 @@ def _column(table: pa.Table, name: str, source: object) -> Any:
     return table[name]
 
 
+def _delimiter(path: Path, ending: str, encoding: str) -> str:
+    """What stands between columns: spreadsheets in many languages write semicolons into a .csv."""
+    if ending == ".tsv":
+        return "\t"
+    with path.open(encoding=encoding) as file:
+        header = file.readline()
+    return next((sign for sign in ",;\t" if sign in header), ",")
+
+
 def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
     if not path.is_file():
         raise AttsvmError(f"{path} is not a file.")
@@ -132,7 +141,7 @@ def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
             return csv.read_csv(
                 path,
                 csv.ReadOptions(encoding=encoding, block_size=_BLOCK),
-                csv.ParseOptions(delimiter="\t" if ending == ".tsv" else ",", newlines_in_values=True),
+                csv.ParseOptions(delimiter=_delimiter(path, ending, encoding), newlines_in_values=True),
                 csv.ConvertOptions(column_types={text: pa.string()}),
             )
         lines = path if codecs.lookup(encoding).name == "utf-8" else pa.BufferReader(path.read_text(encoding).encode())
