@@ -92,6 +92,7 @@ ONE_THREAD: list[tuple[str, Make]] = [
     ("MirrorDescent p=1.1 single", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, foreach=False)),
     ("MirrorAdam p=1.1 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=True)),
     ("MirrorAdam p=1.5 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.5, foreach=True)),
+    ("MirrorAdam p=1.75 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.75, foreach=True)),
     ("MirrorAdam p=2 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=2, foreach=True)),
     ("MirrorAdam p=3 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=3, foreach=True)),
     ("MirrorAdam p=1.1 single", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=False)),

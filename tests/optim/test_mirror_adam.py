@@ -197,9 +197,11 @@ def test_sparse_gradients_are_refused():
         MirrorAdam(embedding.parameters()).step()
 
 
-@pytest.mark.parametrize("p", [1.1, 2, 3])
-def test_foreach_is_single_whatever_the_layout(p, monkeypatch):
+@pytest.mark.parametrize("p", [1.1, 1.75, 2, 3])
+@pytest.mark.parametrize("views", [2, 256])
+def test_foreach_is_single_whatever_the_layout(p, views, monkeypatch):
     monkeypatch.setattr("attsvm.optim._chunks.CACHED", 50)  # tensors put together, alone and in pieces
+    monkeypatch.setattr("attsvm.optim._chunks.MOST_VIEWS", views)  # more than are kept, or fewer
     results = []
     for foreach in (False, True):
         params = [*start(), *start(dtype=torch.bfloat16), torch.nn.Parameter(start()[0].detach().t())]

@@ -83,7 +83,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
+@pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 2, 3])
 @pytest.mark.parametrize(("device", "path"), PATHS)
 def test_every_path_agrees_with_float64_after_100_steps(device, path, p, options):
     params, gradients = start(device), random_gradients(100)
@@ -244,7 +244,7 @@ def test_normalised_steps_have_the_size_of_lr():
     torch.testing.assert_close(params[0].detach(), before)
 
 
-@pytest.mark.parametrize("a", [1, 2, 3, 5, 8, 10, 12, 0.5, 0.1, 4 / 3, 20])
+@pytest.mark.parametrize("a", [1, 2, 3, 5, 8, 10, 12, 0.5, 0.1, 4 / 3, 1.25, 1.01, 20])
 def test_signed_powers(a):
     x = torch.cat([torch.logspace(-3, 0.3, 500), -torch.logspace(-3, 0.3, 500), torch.tensor([0.0, -0.0])])
     exact = x.double().sign() * x.double().abs() ** a

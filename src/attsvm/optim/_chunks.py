@@ -16,6 +16,7 @@ MOST = 1 << 21
 GATHERED = 1 << 22
 SMALL = 1 << 13  # so few entries are sooner copied than stepped alone;
 SMALL_IN_MANY_PASSES = 1 << 15  # this is so on a CPU if the step takes many passes
+MOST_VIEWS = 256  # of buffers: to make some anew in every step takes as long as a few passes
 
 Row = Sequence[Tensor]
 
@@ -56,22 +57,42 @@ def chunks(
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
                     fits = theta.numel() <= limit and theta.is_contiguous()
-                    scratch = tuple(_buffer(k, theta, theta.shape) for k in range(3)) if fits else NO_SCRATCH
+                    scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(3)) if fits else NO_SCRATCH
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
 
 
-_own = threading.local()  # its `buffers`: the memory by number
+class _Kept(threading.local):
+    """Memory that a thread keeps from step to step: to touch a new page costs as much as much arithmetic."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, Tensor] = {}
+        self.views: dict[Any, Any] = {}
+
+    def view(self, k: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """The k-th buffer, as a tensor."""
+        view = self.views.get((k, dtype, shape))
+        if view is None:
+            size = math.prod(shape) * dtype.itemsize
+            if k not in self.buffers or self.buffers[k].numel() < size:
+                self.buffers[k] = torch.empty(size, dtype=torch.uint8)
+                self.views.clear()
+            view = self._keep((k, dtype, shape), self.buffers[k][:size].view(dtype).view(shape))
+        return view
+
+    def split(self, x: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
+        """`x.split(sizes)` of an x in a buffer."""
+        key = (x.data_ptr(), x.dtype, sizes)
+        return self.views.get(key) or self._keep(key, [*x.split(sizes)])
+
+    def _keep(self, key: Any, value: Any) -> Any:
+        if len(self.views) >= MOST_VIEWS:
+            self.views.clear()
+        self.views[key] = value
+        return value
 
 
-def _buffer(k: int, like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Memory that this thread keeps from step to step: to touch a new page costs as much as much arithmetic."""
-    size = math.prod(shape)
-    buffers: dict[int, Tensor] = _own.__dict__.setdefault("buffers", {})
-    kept = buffers.get(k)
-    if kept is None or kept.numel() < size * like.itemsize:
-        kept = buffers[k] = torch.empty(size * like.itemsize, dtype=torch.uint8)
-    return kept[: size * like.itemsize].view(like.dtype).view(shape)
+kept = _Kept()
 
 
 def _parts(rows: list[Row], limit: int, small: int, cut: bool) -> Iterator[Sequence[Row]]:
@@ -111,13 +132,17 @@ def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
         yield parts[0]
         return
     first = parts[0][:gathered]
+    on_cpu = first[0].is_cpu
     columns = {id(t): [row[k] if row[k].ndim == 1 else row[k].view(-1) for row in parts] for k, t in enumerate(first)}
-    sizes = [t.numel() for t in columns[id(first[0])]]
+    sizes = tuple(t.numel() for t in columns[id(first[0])])
     joined = {}
     for k, (key, column) in enumerate(columns.items()):
-        out = _buffer(3 + k, column[0], [sum(sizes)]) if column[0].device.type == "cpu" else None
+        out = kept.view(3 + k, column[0].dtype, (sum(sizes),)) if on_cpu else None
         joined[key] = torch.cat(column, out=out)
     yield [joined[id(t)] for t in first]
     for key, column in columns.items():
         if key != id(parts[0][2]):
-            torch.split_with_sizes_copy(joined[key], sizes, out=column)
+            if on_cpu:
+                torch._foreach_copy_(column, kept.split(joined[key], sizes))
+            else:
+                torch.split_with_sizes_copy(joined[key], sizes, out=column)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
-from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks
+from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
 from attsvm.optim._mirror_map import (
     NO_SCRATCH,
@@ -239,9 +239,10 @@ def _multi_tensor_mirror_adam(
 ) -> None:
     columns = params, mirrors, grads, exp_avgs, exp_avg_sqs
     gathered = None if isinstance(lr, Tensor) or leaves_weights(lr) else 2
+    steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
     for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
-            _adam_at_once(chunk, lr, *settings)
+            _adam_at_once(chunk, steps[chunk.key], lr, *settings)
         else:
             _adam(chunk.row, chunk.key, lr, *settings)
 
@@ -280,6 +281,7 @@ def _adam(
 
 def _adam_at_once(
     chunk: Chunk,
+    step: Tensor,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
@@ -296,17 +298,16 @@ def _adam_at_once(
     _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]
-    steps = [torch.tensor(chunk.key, dtype=torch.float32)] * len(grads)
 
     def subtract(x: Tensor, c: float | Tensor) -> None:
-        xs = [*x.split([grad.numel() for grad in grads])] if len(grads) > 1 else [x]
+        xs = kept.split(x, tuple(grad.numel() for grad in grads)) if len(grads) > 1 else [x]
         torch._fused_adamw_(
             xs,
             grads,
             exp_avgs,
             exp_avg_sqs,
             [],
-            steps,
+            [step] * len(grads),
             lr=c,
             beta1=beta1,
             beta2=beta2,

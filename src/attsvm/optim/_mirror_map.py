@@ -8,6 +8,8 @@ from torch import Tensor
 
 # Up to here x^n by multiplication errs by less than 1e-6 in float32 and is faster than `pow`.
 LARGEST_WHOLE_EXPONENT = 12
+# From 1 to here x·2^(log2(x)·(a − 1)) is as accurate as `pow`, and twice as fast on a CPU.
+LARGEST_BY_LOGARITHM = 1.34
 # From here on a rounding of θ is so much larger in the weight that it is kept: see `mirror_step`.
 LEAST_KEPT_EXPONENT = 3
 
@@ -50,6 +52,8 @@ def signed_power(x: Tensor, a: float, scratch: Scratch = NO_SCRATCH, out: Tensor
     if a == 0.5:  # of the ways to take a root the fastest on a CPU
         info = torch.finfo(x.dtype)
         return torch.mul(size.clamp_(info.tiny, info.max).rsqrt_(), x, out=out)
+    if 1 < a <= LARGEST_BY_LOGARITHM:
+        return torch.mul(size.log2_().mul_(a - 1).exp2_(), x, out=out)
     return torch.copysign(size.pow_(a), x, out=out)
 
 
