@@ -143,6 +143,7 @@ def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
     for key, column in columns.items():
         if key != id(parts[0][2]):
             if on_cpu:
-                torch._foreach_copy_(column, kept.split(joined[key], sizes))
+                parts_of = kept.split(joined[key], sizes)
+                torch._foreach_copy_(column, parts_of)  # pyright: ignore[reportPrivateImportUsage]
             else:
                 torch.split_with_sizes_copy(joined[key], sizes, out=column)
