@@ -69,6 +69,8 @@ def test_predict_to_a_file_and_to_standard_output(folder: Path, type_in: Callabl
     assert [row["predicted"] for row in rows] == expected
     assert [row["id"] for row in rows] == list(range(9))
     assert np.allclose([row["probability"] for row in rows], model.predict_proba(table["text"]).max(1))
+    of_fit = type_in("predict", "model", "reviews.parquet")  # with the column of fit, which need not be said again
+    assert len(csv.read_csv(pa.BufferReader(of_fit.encode()))) == 300
     type_in("predict", "model", "out.jsonl", "--out", "again.parquet")
     assert parquet.read_table(folder / "again.parquet").column_names.count("predicted") == 1
 

@@ -26,7 +26,6 @@ _WIDE = 12
 """With more classes than this the confusion table shows the worst confusions only."""
 
 Model = Annotated[Path, typer.Argument(help="Folder that attsvm text fit wrote.", show_default=False)]
-TextColumnName = Annotated[str, typer.Option("--text", help="Column of the texts.")]
 Encoding = Annotated[str, typer.Option(help="Of .csv, .tsv and .jsonl files.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
@@ -38,7 +37,7 @@ def fit_command(
         typer.Argument(help="A .parquet, .csv, .tsv or .jsonl file, or a Hugging Face data set.", show_default=False),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
-    text: TextColumnName = "text",
+    text: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
     split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A label to leave out, such as --drop=-1.")] = None,
@@ -99,6 +98,7 @@ def fit_command(
         held_out = (held_texts, held_labels)
     with _Spinner(not quiet) as spinner:
         model._fit(texts, labels, None, spinner.say)
+    model.text_column_ = text
     model.save(out)
     output = console()
     output.print(
@@ -116,7 +116,9 @@ def fit_command(
 def predict_command(
     model: Model,
     source: Annotated[str, typer.Argument(help="A .parquet, .csv, .tsv or .jsonl file.", show_default=False)],
-    text: TextColumnName = "text",
+    text: Annotated[
+        str | None, typer.Option(help="Column of the texts; that of fit, or else text, if not given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Table to write; CSV on standard output if not given.")] = None,
     label: Annotated[str | None, typer.Option(help="Column of true labels, to measure the accuracy.")] = None,
     split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
@@ -129,7 +131,9 @@ def predict_command(
     from attsvm.text._tables import label_column, read_table, text_column, write_table
 
     classifier = _load(model)
-    table = read_table(source, text=text, encoding=encoding, split=split)
+    names = [text or classifier.text_column_ or "text", text or "text"]
+    table = read_table(source, text=names[0], encoding=encoding, split=split)
+    text = next((name for name in names if name in table.column_names), names[0])
     probability = classifier.predict_proba(text_column(table, text, source))
     predicted = classifier.classes_[probability.argmax(1)]
     best = probability.max(1) if len(probability) else np.empty(0)

@@ -67,6 +67,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     """
 
     classes_: np.ndarray
+    text_column_: str | None = None  # of the table that `attsvm text fit` read
 
     def __init__(
         self,

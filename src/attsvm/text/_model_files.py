@@ -39,6 +39,7 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "classes": {"values": model.classes_.tolist(), "dtype": model.classes_.dtype.str},
         "settings": {name: getattr(model, name) for name in _SETTINGS} | {"class_weight": _pairs(model.class_weight)},
         "tokenizer": _describe_tokenizer(model.tokenizer_, folder),
+        "text_column": model.text_column_,
         "cls": attention.cls,
         "penalty": model.penalty_,
         "path": [vars(step) for step in model.path_],
@@ -83,6 +84,7 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         model.classes_ = np.array(content["classes"]["values"], dtype=content["classes"]["dtype"])
         model.penalty_, model.n_iter_ = content["penalty"], content["iterations"]
         model.path_ = [Step(**step) for step in content["path"]]
+        model.text_column_ = content.get("text_column")
     except AttsvmError:
         raise
     except (KeyError, TypeError, ValueError) as error:
