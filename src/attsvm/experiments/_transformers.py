@@ -13,7 +13,7 @@ import torch
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Figure, Series, new_figure
+from attsvm.experiments._draw import SERIES, SKY, Figure, Series, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.transformer import load_data, load_probes, pivotal_reviews
 from attsvm.transformer._measure import EDGES, LARGE_EDGES, SHARES
@@ -28,7 +28,9 @@ KINDS = ("query", "key", "value")
 PRUNED = (0.0, *SHARES)
 PAPER_SIZE = 6
 """Of the models in Figures 8 and 9: the notebooks of the paper's public code open runs of six layers."""
-LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW", "MirrorAdam p = 1.1"), SERIES))
+LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW", "MirrorAdam p = 1.1"), SERIES)) | {
+    "MirrorAdam p = 1.5": Series(SKY, (0, (1, 2, 4, 2)), "X")  # type: ignore[arg-type]
+}
 # 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

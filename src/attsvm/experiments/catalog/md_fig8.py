@@ -40,7 +40,7 @@ def figure(rows: Rows) -> Figure:
         row[3].set(
             xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %", title=f"size {layers}, pruning"
         )
-    return finish(figure, axes[0])
+    return finish(figure, [ax for row in axes for ax in row])
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -19,7 +19,7 @@ def figure(rows: Rows) -> Figure:
     sizes = measured(rows, "pivotal")
     if not sizes:
         return nothing_yet("no finished run with attention on the reviews is there yet")
-    figure, axes = new_figure(len(sizes), 2, (10, 3.5 * len(sizes)))
+    figure, axes = new_figure(len(sizes), 2, (12, 3.5 * len(sizes)))
     labels = np.array([review.label for review in pivotal_reviews()])
     for (left, right), (layers, found) in zip(axes, sizes.items()):
         names = [method.replace(" p", "\np") for method in found]
@@ -27,11 +27,11 @@ def figure(rows: Rows) -> Figure:
         title = f"size {layers}, last layer, mean over heads and seeds"
         left.set(ylabel="attention of [CLS] on the pivotal word", title=title)
         accuracy = [100 * ((runs.columns["positive"] > 0.5) == labels).mean(1) for runs in found.values()]
-        error = [each.std(ddof=1) if len(each) > 1 else 0.0 for each in accuracy]
+        error = [each.std(ddof=1) if len(each) > 1 else np.nan for each in accuracy]
         height, colours = [each.mean() for each in accuracy], [runs.look.colour for runs in found.values()]
         right.bar(range(len(found)), height, yerr=error, color=colours, capsize=3)
         right.set(xticks=range(len(found)), xticklabels=names, ylabel="reviews classified right, %")
-    return finish(figure, axes[0])
+    return finish(figure, [ax for row in axes for ax in row])
 
 
 def checks(rows: Rows) -> list[Check]:

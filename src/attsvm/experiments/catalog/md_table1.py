@@ -42,7 +42,7 @@ def figure(rows: Rows) -> Figure:
     found = best_lr(gather(rows))
     if not found:
         return nothing_yet("no run is there yet")
-    figure, axes = new_figure(1, 2, (11, 4))
+    figure, axes = new_figure(1, 2, (11, max(4, 0.55 * len(found))))
     curves, table = axes[0]
     first = [runs for runs in found if runs.layers == 3 and not runs.variant]
     epochs = np.arange(1, MOST_EPOCHS + 1)
