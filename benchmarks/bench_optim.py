@@ -45,8 +45,6 @@ CPU_CASES: dict[str, list[tuple[int, ...]]] = {
     "200x16k": [(16384,)] * 200,
     "decoder": DECODER,
 }
-
-
 TRAINING = "training"
 
 

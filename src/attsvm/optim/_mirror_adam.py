@@ -221,10 +221,13 @@ def _single_tensor_mirror_adam(
     exp_avgs: Tensors,
     exp_avg_sqs: Tensors,
     counts: Sequence[float | Tensor],
-    *settings: Any,
+    lr: float | Tensor,
+    pull: float | Tensor,
+    a: float,
+    *moments: Any,
 ) -> None:
     for *row, count in zip(params, mirrors, grads, exp_avgs, exp_avg_sqs, counts):
-        _adam(row, count, *settings)
+        _step(row[0], row[1], _adam(row, count, *moments), lr, pull, a, NO_SCRATCH)
 
 
 def _multi_tensor_mirror_adam(
@@ -235,30 +238,24 @@ def _multi_tensor_mirror_adam(
     exp_avg_sqs: Tensors,
     counts: Sequence[float | Tensor],
     lr: float | Tensor,
-    *settings: Any,
+    pull: float | Tensor,
+    a: float,
+    *moments: Any,
 ) -> None:
     columns = params, mirrors, grads, exp_avgs, exp_avg_sqs
     gathered = None if isinstance(lr, Tensor) or leaves_weights(lr) else 2
     steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
     for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
-            _adam_at_once(chunk, steps[chunk.key], lr, *settings)
+            subtract = _adam_at_once(chunk, steps[chunk.key], *moments)
         else:
-            _adam(chunk.row, chunk.key, lr, *settings)
+            subtract = _adam(chunk.row, chunk.key, *moments)
+        _step(chunk.row[0], chunk.row[1], subtract, lr, pull, a, chunk.scratch)
 
 
-def _adam(
-    row: Sequence[Tensor],
-    t: float | Tensor,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
-) -> None:
-    weight, theta, grad, exp_avg, exp_avg_sq = row
+def _adam(row: Sequence[Tensor], t: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
+    """Update the moments; what is returned subtracts m̂/(√v̂ + eps)."""
+    _, theta, grad, exp_avg, exp_avg_sq = row
     grad = grad.to(theta.dtype)
     if maximize:
         grad = -grad
@@ -276,25 +273,15 @@ def _adam(
     def subtract(x: Tensor, c: float | Tensor) -> None:
         subtract_ratio(x, exp_avg, size, c / ratio)
 
-    _step(weight, theta, subtract, lr, pull, a, NO_SCRATCH)
+    return subtract
 
 
-def _adam_at_once(
-    chunk: Chunk,
-    step: Tensor,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
-) -> None:
-    """The same on a CPU by torch's own kernel, which updates the moments and takes the step in one pass.
+def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
+    """The same on a CPU by torch's own kernel, which updates the moments and subtracts in one pass.
 
     It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
     """
-    weight, theta = chunk.row[:2]
+    theta = chunk.row[1]
     _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]
@@ -307,7 +294,7 @@ def _adam_at_once(
             exp_avgs,
             exp_avg_sqs,
             [],
-            [step] * len(grads),
+            [t] * len(grads),
             lr=c,
             beta1=beta1,
             beta2=beta2,
@@ -317,7 +304,7 @@ def _adam_at_once(
             maximize=maximize,
         )
 
-    _step(weight, theta, subtract, lr, pull, a, chunk.scratch)
+    return subtract
 
 
 def _step(
