@@ -3,6 +3,7 @@
     python benchmarks/run_transformers.py list
     python benchmarks/run_transformers.py run --imdb imdb.npz --probes probes.npz --cifar10 cifar10.npz --slots 6
     python benchmarks/run_transformers.py speed --imdb imdb.npz
+    python benchmarks/run_transformers.py share --imdb imdb.npz --slots 6
 
 The .npz files are made by `attsvm transformer tokens`, `encode_probes(…).save` and `save_data`. `run` shares one device
 among several processes, stops after --seconds, Ctrl-C or SIGTERM with a checkpoint of what is unfinished in --work, and
@@ -39,7 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "transformers"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["list", "run", "speed"])
+    parser.add_argument("command", choices=["list", "run", "speed", "share"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=Path("runs/transformers"))
     parser.add_argument("--imdb", type=Path)
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--memory", type=float, default=1.0, help="part of the device's memory that a process may take")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of training; measuring takes some more")
     parser.add_argument("--only", nargs="+", default=[""], help="regular expressions on names, in this order")
     parser.add_argument("--tiny", action="store_true", help="built-in data and small models: a rehearsal on the CPU")
     options = parser.parse_args()
     start = time.time()
-    {"list": list_pieces, "run": run, "speed": speed}[options.command](options, start)
+    {"list": list_pieces, "run": run, "speed": speed, "share": share}[options.command](options, start)
 
 
 def pieces(options: argparse.Namespace) -> list[Piece]:
@@ -108,6 +110,8 @@ def run(options: argparse.Namespace, start: float) -> None:
 def work(number: int, options: argparse.Namespace, queue: Any, deadline: float) -> None:
     """Take pieces from the queue until it is empty or time is up."""
     torch.set_num_threads(1)
+    if options.device.startswith("cuda"):
+        torch.cuda.set_per_process_memory_fraction(options.memory)
     asked_to_stop = threading.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: asked_to_stop.set())
@@ -171,10 +175,7 @@ class Log:
 
 
 def speed(options: argparse.Namespace, start: float) -> None:
-    """A step of size 3 at batch 100 and 512 tokens, plain and fast; and an epoch with and without length grouping.
-
-    The epoch in one process, and in --slots processes that share the device: its time over their number.
-    """
+    """A step of size 3 at batch 100 and 512 tokens, plain and fast; and an epoch with and without length grouping."""
     device = torch.device(options.device)
     train, padded, sizes = texts_of(options, device)
     full = padded.batches(100, torch.Generator().manual_seed(0))
@@ -192,6 +193,13 @@ def speed(options: argparse.Namespace, start: float) -> None:
     for name, texts in (("packed", train), ("padded to 512", padded)):
         found[f"epoch, {name}"] = timed(epoch_of(steps[fast], texts), device, 1, 2)
         print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def share(options: argparse.Namespace, start: float) -> None:
+    """The same epochs in --slots processes that share the device: their time over the number of processes."""
+    found: dict[str, Any] = {"processor": name_of(torch.device(options.device)), "torch": torch.__version__}
     context = mp.get_context("spawn")
     barrier = context.Barrier(options.slots + 1, timeout=600)
     workers = [context.Process(target=share_epochs, args=(options, barrier)) for _ in range(options.slots)]
@@ -207,7 +215,7 @@ def speed(options: argparse.Namespace, start: float) -> None:
     for worker in workers:
         worker.join()
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.results / "share.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def texts_of(options: argparse.Namespace, device: torch.device) -> tuple[Texts, Texts, dict[str, Any]]:
