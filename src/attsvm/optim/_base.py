@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._fused import same_layout
-from attsvm.optim._mirror_map import has_mirror, means, mirror_of, state_dtype
+from attsvm.optim._fused import same_layout, use_fused
+from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
 
 MIRROR = "mirror"
+REST = "rest"
 Tensors = list[Tensor]
 _FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
 
@@ -97,25 +98,37 @@ class MirrorOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params, weights, grads, mirrors, *states = ([] for _ in range(4 + self._state_columns))
-            self._init_group(group, params, weights, grads, mirrors, *states)
+            fused = self._use_fused(group)
+            params, weights, grads, mirrors, rests, *states = ([] for _ in range(5 + self._state_columns))
+            self._init_group(group, fused, params, weights, grads, mirrors, rests, *states)
             if params:
-                self._step_group(group, weights, grads, mirrors, *states)
+                self._step_group(group, fused, weights, grads, mirrors, rests, *states)
                 self._remember(params, weights)
         return loss
 
-    def _init_group(self, group: dict[str, Any], params: Tensors, weights: Tensors, *columns: Tensors) -> None:
+    def _use_fused(self, group: dict[str, Any]) -> bool:
+        if torch.compiler.is_compiling() and not group["fused"]:
+            return False
+        weights = (local(param) for param in group["params"] if param.grad is not None)
+        return use_fused(weights, group["foreach"], group["fused"])
+
+    def _init_group(
+        self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
+    ) -> None:
         """Collect what has a gradient: local weights; columns of gradients, local mirror variables and other states.
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
-        p = group["p"]
+        p, a = group["p"], inverse_exponent(group["p"])
         rows = []
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
                 theta = self._mirror(param, weight, p) if has_mirror(weight, p) else weight
-                rows.append((param, weight, gradient(param), theta, *self._init_state(group, param)))
+                rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
+                if rest is theta:
+                    self.state.get(param, {}).pop(REST, None)  # left by steps of the other kind
+                rows.append((param, weight, gradient(param), theta, rest, *self._init_state(group, param)))
         for column, values in zip((params, weights, *columns), zip(*rows)):
             column.extend(values)
 
@@ -125,7 +138,14 @@ class MirrorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _step_group(
-        self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
+        self,
+        group: dict[str, Any],
+        fused: bool,
+        weights: Tensors,
+        grads: Tensors,
+        mirrors: Tensors,
+        rests: Tensors,
+        *states: Tensors,
     ) -> None:
         """Hand the lists, and the group's options, to the arithmetic."""
 
@@ -143,8 +163,11 @@ class MirrorOptimizer(Optimizer, ABC):
                     continue
                 if has_mirror(param, group["p"]):
                     local(state[MIRROR]).copy_(mirror_of(local(param), group["p"]))
+                    if REST in state:
+                        local(state[REST]).zero_()
                 else:
                     del state[MIRROR]
+                    state.pop(REST, None)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load the state as torch does, but leave that of bf16 and fp16 parameters in float32.
@@ -196,8 +219,18 @@ class MirrorOptimizer(Optimizer, ABC):
         theta = local(state[MIRROR])
         if self._versions.get(id(param)) != weight._version and not _capturing(weight):
             # Somebody wrote to the weight, or the state was loaded: where θ no longer means it, the weight wins.
-            theta.copy_(torch.where(means(theta, weight, p), theta, mirror_of(weight, p)))
+            same = means(theta, weight, p)
+            theta.copy_(torch.where(same, theta, mirror_of(weight, p)))
+            if REST in state:
+                local(state[REST]).masked_fill_(~same, 0)
         return theta
+
+    def _rest(self, param: Tensor) -> Tensor:
+        """What the roundings of the local θ lost."""
+        state = self.state[param]
+        if REST not in state:
+            state[REST] = zeros_like(param)
+        return local(state[REST])
 
     def _remember(self, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""

@@ -15,7 +15,7 @@ CACHED = 1 << 18
 MOST = 1 << 21
 GATHERED = 1 << 22
 SMALL = 1 << 13  # so few entries are sooner copied than stepped alone;
-SMALL_IN_MANY_PASSES = 1 << 15  # this is so on a CPU if the step takes many passes
+SMALL_IN_MANY_PASSES = 1 << 14  # this is so on a CPU if the step takes many passes
 MOST_VIEWS = 256  # of buffers: to make some anew in every step takes as long as a few passes
 
 Row = Sequence[Tensor]
@@ -23,7 +23,7 @@ Row = Sequence[Tensor]
 
 class Chunk(NamedTuple):
     key: Any
-    row: Row  # weight, mirror variable, gradient and states, of all parts together
+    row: Row  # weight, mirror variable, its rest, gradient and states, of all parts together
     parts: Sequence[Row]  # the tensors, or pieces of one, that the chunk is made of
     scratch: Scratch
 
@@ -31,6 +31,7 @@ class Chunk(NamedTuple):
 def chunks(
     params: list[Tensor],
     mirrors: list[Tensor],
+    rests: list[Tensor],
     grads: list[Tensor],
     *states: list[Tensor],
     small: int,
@@ -40,13 +41,14 @@ def chunks(
     """Chunks that together hold every entry once, of one key each; on a CPU tensors of up to `small` entries together.
 
     What the caller writes to a row's tensors, other than the gradient, is in the parameters and states when the
-    iterator has come to its end. With `gathered`, on a CPU only so many columns are put together: a row of several
+    iterator has come to its end. In a row of several parts the weight, unless it is its own mirror variable, must be
+    written and has no value before. With `gathered`, on a CPU only so many columns are put together: a row of several
     parts has no others.
     """
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
-    for i, row in enumerate(zip(params, mirrors, grads, *states)):
+    for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
-        kinds.setdefault((row[0].device, row[0].dtype, row[2].dtype, key), []).append(row)
+        kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
         on_cpu = device.type == "cpu"
         limit = min(CACHED * torch.get_num_threads(), MOST) if on_cpu else GATHERED
@@ -135,13 +137,15 @@ def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
     on_cpu = first[0].is_cpu
     columns = {id(t): [row[k] if row[k].ndim == 1 else row[k].view(-1) for row in parts] for k, t in enumerate(first)}
     sizes = tuple(t.numel() for t in columns[id(first[0])])
+    shape = (sum(sizes),)
     joined = {}
     for k, (key, column) in enumerate(columns.items()):
-        out = kept.view(3 + k, column[0].dtype, (sum(sizes),)) if on_cpu else None
-        joined[key] = torch.cat(column, out=out)
+        joined[key] = kept.view(3 + k, column[0].dtype, shape) if on_cpu else column[0].new_empty(shape)
+        if k > 0 or first[0] is first[1]:  # a weight apart from its mirror variable is not read
+            torch.cat(column, out=joined[key])
     yield [joined[id(t)] for t in first]
     for key, column in columns.items():
-        if key != id(parts[0][2]):
+        if key != id(parts[0][3]):
             if on_cpu:
                 parts_of = kept.split(joined[key], sizes)
                 torch._foreach_copy_(column, parts_of)  # pyright: ignore[reportPrivateImportUsage]

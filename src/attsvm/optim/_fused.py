@@ -70,12 +70,12 @@ def launches(
             parts.setdefault((row[0].device, row[0].dtype, row[1].dtype), []).append(_in_order(row))
     for (device, _, _), rows in parts.items():
         weight, _, theta = rows[0][:3]
-        n = keeps_roundings(weight, theta, a)
         flags = {
             "MIRROR": theta is not weight and not leaves_weights(lr),
             # How to raise to the power: by so many factors, by a square root, by a cube root, or 0 for any power.
             "N": {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a)),
-            "KEEP": n > 0 and not leaves_weights(lr),
+            # The kernels need no memory for it: see `_mirror_variable`.
+            "KEEP": whole_exponent(a) > 0 and keeps_roundings(weight, theta, a) and not leaves_weights(lr),
         }
         yield rows, (*_both(lr, pull, device), a), flags
 

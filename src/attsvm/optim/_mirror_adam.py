@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
-from attsvm.optim._fused import kernels, launches, outside_compiled, use_fused
+from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._mirror_map import (
     NO_SCRATCH,
     Scratch,
@@ -143,26 +143,36 @@ class MirrorAdam(MirrorOptimizer):
             state["exp_avg_sq"] = zeros_like(param)
         return local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
 
-    def _init_group(self, group: dict[str, Any], params: Tensors, weights: Tensors, *columns: Tensors) -> None:
-        super()._init_group(group, params, weights, *columns)
+    def _init_group(
+        self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
+    ) -> None:
+        super()._init_group(group, fused, params, weights, *columns)
         steps = columns[-1]
         # Counters are on the host, where reading them is free, unless the kernel or a graph reads them.
-        on_device = group["capturable"] or use_fused(weights, group["foreach"], group["fused"])
+        on_device = group["capturable"] or fused
         for i, weight in enumerate(weights):
             if steps[i].is_cpu == (on_device and not weight.is_cpu):
                 steps[i] = steps[i].to(weight.device if on_device else "cpu")
                 self.state[params[i]]["step"] = steps[i]
 
     def _step_group(
-        self, group: dict[str, Any], weights: Tensors, grads: Tensors, mirrors: Tensors, *states: Tensors
+        self,
+        group: dict[str, Any],
+        fused: bool,
+        weights: Tensors,
+        grads: Tensors,
+        mirrors: Tensors,
+        rests: Tensors,
+        *states: Tensors,
     ) -> None:
         mirror_adam(
             weights,
             [local(grad) for grad in grads],
             mirrors,
+            rests,
             *states,
             foreach=group["foreach"],
-            fused=group["fused"],
+            fused=fused,
             capturable=group["capturable"],
             lr=group["lr"],
             p=group["p"],
@@ -178,12 +188,13 @@ def mirror_adam(
     params: Tensors,
     grads: Tensors,
     mirrors: Tensors,
+    rests: Tensors,
     exp_avgs: Tensors,
     exp_avg_sqs: Tensors,
     state_steps: Tensors,
     *,
     foreach: bool | None = None,
-    fused: bool | None = None,
+    fused: bool = False,
     capturable: bool = False,
     lr: float | Tensor,
     p: float,
@@ -195,13 +206,14 @@ def mirror_adam(
 ) -> None:
     """The arithmetic of :class:`MirrorAdam`.
 
-    ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision).
+    ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
+    ``rests[i] is mirrors[i]`` where no roundings are kept.
     """
     lr = step_lr(lr)
     pull, a = decay_pull(lr, weight_decay, p), inverse_exponent(p)
-    columns = params, grads, mirrors, exp_avgs, exp_avg_sqs, state_steps
-    if use_fused(params, foreach, fused):
-        _fused_mirror_adam(*columns, lr, pull, a, beta1, beta2, eps, maximize, capturable)
+    if fused:
+        states = mirrors, exp_avgs, exp_avg_sqs, state_steps
+        _fused_mirror_adam(params, grads, *states, lr, pull, a, beta1, beta2, eps, maximize, capturable)
         return
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
@@ -210,52 +222,45 @@ def mirror_adam(
         torch._foreach_add_(state_steps, 1)
         counts = state_steps
     # Where counts may not be read (in a graph, when compiled) every tensor has its own.
-    path = _single_tensor_mirror_adam if foreach is False or counts is state_steps else _multi_tensor_mirror_adam
-    path(*columns[:-1], counts, lr, pull, a, beta1, beta2, eps, maximize)
+    one_by_one = foreach is False or counts is state_steps or leaves_weights(lr)
+    path = _single_tensor_mirror_adam if one_by_one else _multi_tensor_mirror_adam
+    columns = params, mirrors, rests, grads, exp_avgs, exp_avg_sqs
+    path(columns, counts, lr, pull, a, beta1, beta2, eps, maximize)
 
 
 def _single_tensor_mirror_adam(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
+    columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
     *moments: Any,
 ) -> None:
-    for *row, count in zip(params, mirrors, grads, exp_avgs, exp_avg_sqs, counts):
-        _step(row[0], row[1], _adam(row, count, *moments), lr, pull, a, NO_SCRATCH)
+    for *row, count in zip(*columns, counts):
+        _step(row, _adam(row, count, *moments), lr, pull, a, NO_SCRATCH)
 
 
 def _multi_tensor_mirror_adam(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
+    columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
     *moments: Any,
 ) -> None:
-    columns = params, mirrors, grads, exp_avgs, exp_avg_sqs
-    gathered = None if isinstance(lr, Tensor) or leaves_weights(lr) else 2
+    gathered = None if isinstance(lr, Tensor) else 3
     steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
     for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
             subtract = _adam_at_once(chunk, steps[chunk.key], *moments)
         else:
             subtract = _adam(chunk.row, chunk.key, *moments)
-        _step(chunk.row[0], chunk.row[1], subtract, lr, pull, a, chunk.scratch)
+        _step(chunk.row, subtract, lr, pull, a, chunk.scratch)
 
 
 def _adam(row: Sequence[Tensor], t: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
     """Update the moments; what is returned subtracts m̂/(√v̂ + eps)."""
-    _, theta, grad, exp_avg, exp_avg_sq = row
+    _, theta, _, grad, exp_avg, exp_avg_sq = row
     grad = grad.to(theta.dtype)
     if maximize:
         grad = -grad
@@ -282,7 +287,7 @@ def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: floa
     It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
     """
     theta = chunk.row[1]
-    _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
+    _, _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]
 
@@ -308,8 +313,7 @@ def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: floa
 
 
 def _step(
-    weight: Tensor,
-    theta: Tensor,
+    row: Sequence[Tensor],
     subtract: Subtract,
     lr: float | Tensor,
     pull: float | Tensor,
@@ -317,6 +321,7 @@ def _step(
     scratch: Scratch,
 ) -> None:
     """The step with m̂/(√v̂ + eps), which `subtract` subtracts, plus pull·θ as the direction."""
+    weight, theta, rest = row[:3]
 
     def subtract_both(x: Tensor, c: float | Tensor) -> None:
         if x is theta and (isinstance(pull, Tensor) or pull != 0):
@@ -327,7 +332,7 @@ def _step(
             subtract_multiple(x, theta, c * pull)
             subtract(x, c)
 
-    mirror_step(weight, theta, subtract_both, lr, a, scratch)
+    mirror_step(weight, theta, rest, subtract_both, lr, a, scratch)
 
 
 @outside_compiled

@@ -74,10 +74,9 @@ def has_mirror(param: Tensor, p: float) -> bool:
     return p != 2 or param.dtype not in (torch.float32, torch.float64)
 
 
-def keeps_roundings(weight: Tensor, theta: Tensor, a: float) -> int:
-    """The exponent, where the weight holds what the rounding of θ lost; else 0."""
-    n = whole_exponent(a)
-    return n if n >= LEAST_KEPT_EXPONENT and weight.dtype == theta.dtype else 0
+def keeps_roundings(weight: Tensor, theta: Tensor, a: float) -> bool:
+    """Whether what the rounding of θ loses is kept; not beside bf16 weights, which are coarser than θ."""
+    return a >= LEAST_KEPT_EXPONENT and weight.dtype == theta.dtype
 
 
 def mirror_of(weight: Tensor, p: float) -> Tensor:
@@ -118,6 +117,7 @@ def leaves_weights(lr: float | Tensor) -> bool:
 def mirror_step(
     weight: Tensor,
     theta: Tensor,
+    rest: Tensor,
     subtract: Subtract,
     lr: float | Tensor,
     a: float,
@@ -127,31 +127,18 @@ def mirror_step(
 
     At p = 2 `theta` may be `weight` itself.
 
-    A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. But the weight is
-    stored too, and `a` times as fine: with x the exact mirror variable, θ = x rounded, and the weight |x|^a rounded,
-    the weight differs from |θ|^a by a·|θ|^(a−1)·(x − θ). So x is read off the pair, and no step loses more than the
-    rounding of the weight. (θ alone counts where |θ|^a underflows, and in bf16 weights, which are coarser than θ.)
+    A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. So what a rounding
+    loses is kept in `rest` and goes into the next step; where nothing is kept `rest` is `theta` itself.
     """
     if leaves_weights(lr):
         return
-    n = keeps_roundings(weight, theta, a)
-    if not n:
-        subtract(theta, lr)
-        if theta is not weight:
-            signed_power(theta, a, scratch, out=weight)
-        return
-    slope = _slope(theta, n, scratch[0])
-    change = torch.addcmul(weight, slope, theta, value=-1, out=scratch[1])
-    # n·(x − θ), and 0 where the weight underflows. More than the rounding of a θ below 4 is not ours: the weight was
-    # overwritten through `.data`.
-    info = torch.finfo(theta.dtype)
-    most = 2 * n * info.eps
-    change.div_(slope.clamp_(min=info.tiny / info.eps**0.5)).clamp_(-most, most)
-    subtract(change, n * lr)
-    before = slope.copy_(theta)
-    theta.add_(change, alpha=1 / n)
-    exact = before.lerp_(theta, 1 - n).add_(change)  # θ + n·(x − θ), with x = before + change/n
-    torch.mul(_slope(theta, n, change), exact, out=weight)
+    subtract(rest, lr)
+    if rest is not theta:
+        before = theta.clone() if scratch[0] is None else scratch[0].copy_(theta)
+        theta.add_(rest)
+        rest.add_(before.sub_(theta))
+    if theta is not weight:
+        signed_power(theta, a, scratch, out=weight)
 
 
 def add_multiple(x: Tensor, y: Tensor, factor: float | Tensor, out: Tensor | None = None) -> Tensor:

@@ -72,8 +72,8 @@ def _power_pair(x, low, LOW: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _mirror_variable(weight_ptr, theta_ptr, at, mask, KEEP: tl.constexpr, N: tl.constexpr):
-    """θ as a pair. With KEEP it is read off the weight, which holds it more exactly than θ itself does (see
-    `_mirror_map.mirror_step`); θ is read where the weight underflows, and costs no traffic elsewhere."""
+    """θ as a pair. With KEEP it is read off the weight, whose rounding is only 1/N as large in θ, so that no memory is
+    needed for what roundings lose; θ is read where the weight underflows, and costs no traffic elsewhere."""
     if KEEP:
         weight = tl.load(weight_ptr + at, mask=mask, other=1.0)
         size = tl.abs(weight)
