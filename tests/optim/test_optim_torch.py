@@ -16,6 +16,7 @@ from attsvm.optim import MirrorAdam, MirrorDescent
 from attsvm.optim._mirror_adam import _fused_mirror_adam, _single_tensor_mirror_adam
 from attsvm.optim._mirror_descent import _fused_mirror_descent, _single_tensor_mirror_descent
 from attsvm.optim._mirror_map import inverse_exponent, signed_power
+from attsvm.optim._tables import table_of
 
 MAKERS = {
     "descent": lambda params, **options: MirrorDescent(params, **({"lr": 0.05, "momentum": 0.9} | options)),
@@ -354,6 +355,24 @@ def test_fused_takes_many_sizes_and_layouts(make, p, dtype):
 
 
 @needs_cuda
+@make_all
+def test_fused_and_other_steps_may_take_turns(make):
+    torch.manual_seed(0)
+    w = nn.Parameter(0.1 * torch.randn(5000, device="cuda"))
+    exact = nn.Parameter(w.detach().double())
+    optimizer, reference = make([w], p=1.1), make([exact], p=1.1, foreach=False)
+    for step in range(40):
+        fused = step // 10 % 2 == 0
+        optimizer.param_groups[0]["fused"] = fused
+        w.grad = torch.randn_like(w)
+        exact.grad = w.grad.double()
+        optimizer.step()
+        reference.step()
+        assert ("rest" in optimizer.state[w]) != fused
+    assert (w.detach() - exact.detach()).norm() < 1e-6 * exact.detach().norm()
+
+
+@needs_cuda
 def test_fused_refuses_a_parameter_whose_memory_format_has_changed():
     w = nn.Parameter(torch.randn(4, 3, 2, 2, device="cuda"))
     optimizer = MirrorAdam([w], fused=True)
@@ -471,3 +490,15 @@ def test_with_two_processes(wrap, tmp_path):
         run_pair(_ddp)
     else:
         run_pair(_fsdp2, str(tmp_path))
+
+
+@pytest.mark.parametrize("sizes", [[1], [16], [17, 1], [70, 16, 15, 1, 33]])
+def test_tables_say_where_tensors_and_their_blocks_are(sizes):
+    block = 16
+    rows = [(torch.empty(size), torch.empty(size)) for size in sizes]
+    table = table_of(rows, rows[0][0], block, capturable=False)
+    assert table is not None
+    assert table.rows.tolist() == [[a.data_ptr(), b.data_ptr(), a.numel()] for a, b in rows]
+    blocks = [[i, place] for i, size in enumerate(sizes) for place in range(-(-size // block))]
+    assert table.blocks.tolist() == blocks
+    assert table.first.tolist() == [[i for i, _ in blocks].index(k) for k in range(len(sizes))] + [len(blocks)]
