@@ -54,7 +54,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     # The counter of in-place changes of every weight, by id, as this optimizer left it; not part of the saved state.
     _versions: dict[int, int]
-    # How many lists of states a step works on.
+    # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -99,10 +99,10 @@ class MirrorOptimizer(Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             fused = self._use_fused(group)
-            params, weights, grads, mirrors, rests, *states = ([] for _ in range(5 + self._state_columns))
-            self._init_group(group, fused, params, weights, grads, mirrors, rests, *states)
+            params, weights, grads, *states = ([] for _ in range(5 + self._state_columns))
+            self._init_group(group, fused, params, weights, grads, *states)
             if params:
-                self._step_group(group, fused, weights, grads, mirrors, rests, *states)
+                self._step_group(group, fused, weights, grads, *states)
                 self._remember(params, weights)
         return loss
 
@@ -115,7 +115,8 @@ class MirrorOptimizer(Optimizer, ABC):
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
     ) -> None:
-        """Collect what has a gradient: local weights; columns of gradients, local mirror variables and other states.
+        """Collect what has a gradient: local weights; columns of gradients, local mirror variables, their rests (or
+        they themselves, where no roundings are kept), and other states.
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
@@ -138,16 +139,9 @@ class MirrorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _step_group(
-        self,
-        group: dict[str, Any],
-        fused: bool,
-        weights: Tensors,
-        grads: Tensors,
-        mirrors: Tensors,
-        rests: Tensors,
-        *states: Tensors,
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
     ) -> None:
-        """Hand the lists, and the group's options, to the arithmetic."""
+        """Hand the lists, and the group's options, to the arithmetic; first of the states are θ and rests."""
 
     @torch.no_grad()
     def resync(self) -> None:

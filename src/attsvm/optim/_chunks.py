@@ -59,7 +59,7 @@ def chunks(
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
                     fits = theta.numel() <= limit and theta.is_contiguous()
-                    scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(3)) if fits else NO_SCRATCH
+                    scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(2)) if fits else NO_SCRATCH
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
 
@@ -140,7 +140,7 @@ def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
     shape = (sum(sizes),)
     joined = {}
     for k, (key, column) in enumerate(columns.items()):
-        joined[key] = kept.view(3 + k, column[0].dtype, shape) if on_cpu else column[0].new_empty(shape)
+        joined[key] = kept.view(2 + k, column[0].dtype, shape) if on_cpu else column[0].new_empty(shape)
         if k > 0 or first[0] is first[1]:  # a weight apart from its mirror variable is not read
             torch.cat(column, out=joined[key])
     yield [joined[id(t)] for t in first]

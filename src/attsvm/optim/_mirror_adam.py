@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,17 +17,18 @@ from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._mirror_map import (
     NO_SCRATCH,
     Scratch,
-    Subtract,
     decay_pull,
     inverse_exponent,
     leaves_weights,
-    mirror_step,
+    settle,
     subtract_multiple,
     subtract_ratio,
 )
 from attsvm.optim._shards import local
 
 __all__ = ["MirrorAdam", "mirror_adam"]
+
+Subtract = Callable[[Tensor], object]
 
 
 class MirrorAdam(MirrorOptimizer):
@@ -156,20 +157,11 @@ class MirrorAdam(MirrorOptimizer):
                 self.state[params[i]]["step"] = steps[i]
 
     def _step_group(
-        self,
-        group: dict[str, Any],
-        fused: bool,
-        weights: Tensors,
-        grads: Tensors,
-        mirrors: Tensors,
-        rests: Tensors,
-        *states: Tensors,
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
     ) -> None:
         mirror_adam(
             weights,
             [local(grad) for grad in grads],
-            mirrors,
-            rests,
             *states,
             foreach=group["foreach"],
             fused=fused,
@@ -237,7 +229,7 @@ def _single_tensor_mirror_adam(
     *moments: Any,
 ) -> None:
     for *row, count in zip(*columns, counts):
-        _step(row, _adam(row, count, *moments), lr, pull, a, NO_SCRATCH)
+        _step(row, _adam(row, count, lr, *moments), lr, pull, a, NO_SCRATCH)
 
 
 def _multi_tensor_mirror_adam(
@@ -252,14 +244,22 @@ def _multi_tensor_mirror_adam(
     steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
     for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
-            subtract = _adam_at_once(chunk, steps[chunk.key], *moments)
+            subtract = _adam_at_once(chunk, steps[chunk.key], lr, *moments)
         else:
-            subtract = _adam(chunk.row, chunk.key, *moments)
+            subtract = _adam(chunk.row, chunk.key, lr, *moments)
         _step(chunk.row, subtract, lr, pull, a, chunk.scratch)
 
 
-def _adam(row: Sequence[Tensor], t: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
-    """Update the moments; what is returned subtracts m̂/(√v̂ + eps)."""
+def _adam(
+    row: Sequence[Tensor],
+    t: float | Tensor,
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    maximize: bool,
+) -> Subtract:
+    """Update the moments; what is returned subtracts lr·m̂/(√v̂ + eps)."""
     _, theta, _, grad, exp_avg, exp_avg_sq = row
     grad = grad.to(theta.dtype)
     if maximize:
@@ -275,13 +275,12 @@ def _adam(row: Sequence[Tensor], t: float | Tensor, beta1: float, beta2: float, 
     ratio = correction1 / root
     size = exp_avg_sq.sqrt().add_(eps * root)
 
-    def subtract(x: Tensor, c: float | Tensor) -> None:
-        subtract_ratio(x, exp_avg, size, c / ratio)
-
-    return subtract
+    return lambda x: subtract_ratio(x, exp_avg, size, lr / ratio)
 
 
-def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
+def _adam_at_once(
+    chunk: Chunk, t: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool
+) -> Subtract:
     """The same on a CPU by torch's own kernel, which updates the moments and subtracts in one pass.
 
     It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
@@ -291,7 +290,7 @@ def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: floa
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]
 
-    def subtract(x: Tensor, c: float | Tensor) -> None:
+    def subtract(x: Tensor) -> None:
         xs = kept.split(x, tuple(grad.numel() for grad in grads)) if len(grads) > 1 else [x]
         torch._fused_adamw_(
             xs,
@@ -300,7 +299,7 @@ def _adam_at_once(chunk: Chunk, t: Tensor, beta1: float, beta2: float, eps: floa
             exp_avg_sqs,
             [],
             [t] * len(grads),
-            lr=c,
+            lr=lr,
             beta1=beta1,
             beta2=beta2,
             weight_decay=0.0,
@@ -320,19 +319,18 @@ def _step(
     a: float,
     scratch: Scratch,
 ) -> None:
-    """The step with m̂/(√v̂ + eps), which `subtract` subtracts, plus pull·θ as the direction."""
+    """The step by lr·m̂/(√v̂ + eps), which `subtract` subtracts, plus lr·pull·θ."""
+    if leaves_weights(lr):
+        return
     weight, theta, rest = row[:3]
-
-    def subtract_both(x: Tensor, c: float | Tensor) -> None:
-        if x is theta and (isinstance(pull, Tensor) or pull != 0):
-            change = torch.mul(theta, -c * pull, out=scratch[2])
-            subtract(change, c)
-            theta.add_(change)  # one sum, one rounding of θ
-        else:
-            subtract_multiple(x, theta, c * pull)
-            subtract(x, c)
-
-    mirror_step(weight, theta, rest, subtract_both, lr, a, scratch)
+    if rest is theta and (isinstance(pull, Tensor) or pull != 0):
+        change = torch.mul(theta, -lr * pull, out=scratch[1])
+        subtract(change)
+        theta.add_(change)  # one sum, one rounding of θ
+    else:
+        subtract_multiple(rest, theta, lr * pull)
+        subtract(rest)
+    settle(weight, theta, rest, a, scratch)
 
 
 @outside_compiled

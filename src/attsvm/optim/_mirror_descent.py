@@ -19,7 +19,7 @@ from attsvm.optim._mirror_map import (
     decay_pull,
     inverse_exponent,
     leaves_weights,
-    mirror_step,
+    settle,
     subtract_multiple,
 )
 from attsvm.optim._norms import dual_norms
@@ -163,14 +163,7 @@ class MirrorDescent(MirrorOptimizer):
         return (local(state["momentum_buffer"]),)
 
     def _step_group(
-        self,
-        group: dict[str, Any],
-        fused: bool,
-        weights: Tensors,
-        grads: Tensors,
-        mirrors: Tensors,
-        rests: Tensors,
-        *states: Tensors,
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
     ) -> None:
         by, norms = group["normalize"], []
         if by is not None:
@@ -179,10 +172,8 @@ class MirrorDescent(MirrorOptimizer):
         mirror_descent(
             weights,
             [local(grad) for grad in grads],
-            mirrors,
-            rests,
-            states[0],
-            norms,
+            *states,
+            norms=norms,
             foreach=group["foreach"],
             fused=fused,
             capturable=group["capturable"],
@@ -270,12 +261,10 @@ def _descend(
     for buffer in buffers:
         buffer.mul_(momentum).add_(direction)
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
-    direction = add_multiple(direction, theta, pull, scratch[2])
-
-    def subtract(x: Tensor, c: float | Tensor) -> None:
-        subtract_multiple(x, direction, c)
-
-    mirror_step(weight, theta, rest, subtract, lr, a, scratch)
+    if leaves_weights(lr):
+        return
+    subtract_multiple(rest, add_multiple(direction, theta, pull, scratch[1]), lr)
+    settle(weight, theta, rest, a, scratch)
 
 
 @outside_compiled

@@ -1,7 +1,6 @@
-"""The mirror map of ψ = ‖W‖_p^p / p entry by entry, θ = sign(w)|w|^(p−1) and w = sign(θ)|θ|^(1/(p−1)), and its step."""
+"""The mirror map of ψ = ‖W‖_p^p / p entry by entry, θ = sign(w)|w|^(p−1) and w = sign(θ)|θ|^(1/(p−1))."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,12 +9,11 @@ from torch import Tensor
 LARGEST_WHOLE_EXPONENT = 12
 # From 1 to here x·2^(log2(x)·(a − 1)) is as accurate as `pow`, and twice as fast on a CPU.
 LARGEST_BY_LOGARITHM = 1.34
-# From here on a rounding of θ is so much larger in the weight that it is kept: see `mirror_step`.
+# From here on a rounding of θ is so much larger in the weight that it is kept: see `settle`.
 LEAST_KEPT_EXPONENT = 3
 
-Subtract = Callable[[Tensor, float | Tensor], object]
 Scratch = tuple[Tensor | None, ...]
-NO_SCRATCH: Scratch = (None, None, None)
+NO_SCRATCH: Scratch = (None, None)
 
 
 def inverse_exponent(p: float) -> float:
@@ -114,25 +112,13 @@ def leaves_weights(lr: float | Tensor) -> bool:
     return not isinstance(lr, Tensor) and lr == 0
 
 
-def mirror_step(
-    weight: Tensor,
-    theta: Tensor,
-    rest: Tensor,
-    subtract: Subtract,
-    lr: float | Tensor,
-    a: float,
-    scratch: Scratch = NO_SCRATCH,
-) -> None:
-    """θ ← θ − lr·direction, weight ← sign(θ)|θ|^a, with `subtract(x, c)`, called once, for x ← x − c·direction.
+def settle(weight: Tensor, theta: Tensor, rest: Tensor, a: float, scratch: Scratch) -> None:
+    """θ ← θ + rest, rest ← what this sum lost by rounding, weight ← sign(θ)|θ|^a.
 
-    At p = 2 `theta` may be `weight` itself.
-
-    A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. So what a rounding
-    loses is kept in `rest` and goes into the next step; where nothing is kept `rest` is `theta` itself.
+    A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. So steps are
+    subtracted from `rest`, and what is lost goes into the next. Where nothing is kept `rest` is `theta` itself; at
+    p = 2 `theta` may be `weight` itself.
     """
-    if leaves_weights(lr):
-        return
-    subtract(rest, lr)
     if rest is not theta:
         before = theta.clone() if scratch[0] is None else scratch[0].copy_(theta)
         theta.add_(rest)

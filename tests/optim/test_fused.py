@@ -1,0 +1,142 @@
+"""The fused step: CUDA graphs, sizes and layouts, its turns with the other steps, its tables."""
+
+import pytest
+import torch
+from small_task import batch, fit, make_all, needs_cuda, network
+from torch import nn
+
+from attsvm import AttsvmError
+from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm.optim._mirror_adam import _fused_mirror_adam, _single_tensor_mirror_adam
+from attsvm.optim._mirror_descent import _fused_mirror_descent, _single_tensor_mirror_descent
+from attsvm.optim._mirror_map import inverse_exponent, signed_power
+from attsvm.optim._tables import table_of
+
+
+@needs_cuda
+@make_all
+@pytest.mark.parametrize("path", [{}, {"fused": True}, {"foreach": True}], ids=str)
+def test_cuda_graph_replays_follow_the_lr(make, path):
+    model, eager = network(device="cuda"), network(device="cuda")
+    lr = torch.tensor(0.05, device="cuda")
+    optimizer = make(model.parameters(), lr=lr, capturable=True, **path)
+    reference = make(eager.parameters(), lr=0.05, foreach=False)
+    X, y = batch(0, "cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(X), y).backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for k in range(5):
+        lr.fill_(0.05 / (k + 1))
+        graph.replay()
+    for k in range(8):
+        reference.param_groups[0]["lr"] = 0.05 / max(k - 2, 1)
+        reference.zero_grad()
+        nn.functional.cross_entropy(eager(X), y).backward()
+        reference.step()
+    for a, b in zip(model.parameters(), eager.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@needs_cuda
+@make_all
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [1.1, 1.75, 2, 3])
+def test_fused_takes_many_sizes_and_layouts(make, p, dtype):
+    shapes = [(1,), (3, 5), (1000,), (0, 4), (1025,), (64, 33), (1 << 20,), ((1 << 20) + 3,), *[(17,)] * 300]
+
+    def start() -> list[nn.Parameter]:
+        generator = torch.Generator("cuda").manual_seed(0)
+        draw = lambda s: 0.1 * torch.randn(s, generator=generator, device="cuda")  # noqa: E731
+        params = [nn.Parameter(draw(s).to(dtype)) for s in shapes]
+        params[5] = nn.Parameter(draw((33, 64)).to(dtype).t())  # dense, but not in order
+        params[2] = nn.Parameter(draw(1001).to(dtype)[1:].detach())  # not aligned
+        return params
+
+    fused, plain = start(), start()
+    optimizers = make(fused, p=p, fused=True), make(plain, p=p, foreach=False)
+    generator = torch.Generator("cuda").manual_seed(1)
+    for _ in range(3):
+        for a, b in zip(fused, plain):
+            a.grad = torch.randn(a.shape, generator=generator, device="cuda").to(dtype)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(fused, plain):
+        theta, expected = (o.state[x].get("mirror", x).detach() for o, x in zip(optimizers, (a, b)))
+        torch.testing.assert_close(theta, expected, rtol=2e-6, atol=1e-7)
+        weight = signed_power(theta.double(), inverse_exponent(p))
+        torch.testing.assert_close(a.detach().double(), weight, rtol=max(1.5e-6, torch.finfo(dtype).eps), atol=1e-37)
+
+
+@needs_cuda
+@make_all
+def test_fused_and_other_steps_may_take_turns(make):
+    torch.manual_seed(0)
+    w = nn.Parameter(0.1 * torch.randn(5000, device="cuda"))
+    exact = nn.Parameter(w.detach().double())
+    optimizer, reference = make([w], p=1.1), make([exact], p=1.1, foreach=False)
+    for step in range(40):
+        fused = step // 10 % 2 == 0
+        optimizer.param_groups[0]["fused"] = fused
+        w.grad = torch.randn_like(w)
+        exact.grad = w.grad.double()
+        optimizer.step()
+        reference.step()
+        assert ("rest" in optimizer.state[w]) != fused
+    assert (w.detach() - exact.detach()).norm() < 1e-6 * exact.detach().norm()
+
+
+@needs_cuda
+def test_fused_refuses_a_parameter_whose_memory_format_has_changed():
+    w = nn.Parameter(torch.randn(4, 3, 2, 2, device="cuda"))
+    optimizer = MirrorAdam([w], fused=True)
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    w.data = w.data.contiguous(memory_format=torch.channels_last)
+    with pytest.raises(AttsvmError, match="memory format"):
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert optimizer.state[w]["mirror"].stride() == w.stride()
+
+
+@needs_cuda
+def test_fused_is_the_default_on_cuda_and_can_be_switched_off(monkeypatch):
+    seen = []
+    for module, functions in (
+        ("attsvm.optim._mirror_descent", (_fused_mirror_descent, _single_tensor_mirror_descent)),
+        ("attsvm.optim._mirror_adam", (_fused_mirror_adam, _single_tensor_mirror_adam)),
+    ):
+        for f in functions:
+            spy = lambda *a, f=f, **k: (seen.append("fused" in f.__name__), f(*a, **k))  # noqa: E731
+            monkeypatch.setattr(f"{module}.{f.__name__}", spy)
+    for cls in (MirrorDescent, MirrorAdam):
+        for options, expected in (({}, [True]), ({"fused": False}, []), ({"foreach": False}, [False])):
+            seen.clear()
+            model = network(device="cuda")
+            fit(model, cls(model.parameters(), **options), range(1))
+            assert seen == expected
+
+
+@pytest.mark.parametrize("sizes", [[1], [16], [17, 1], [70, 16, 15, 1, 33]])
+def test_tables_say_where_tensors_and_their_blocks_are(sizes):
+    block = 16
+    rows = [(torch.empty(size), torch.empty(size)) for size in sizes]
+    table = table_of(rows, rows[0][0], block, capturable=False)
+    assert table is not None
+    assert table.rows.tolist() == [[a.data_ptr(), b.data_ptr(), a.numel()] for a, b in rows]
+    blocks = [[i, place] for i, size in enumerate(sizes) for place in range(-(-size // block))]
+    assert table.blocks.tolist() == blocks
+    assert table.first.tolist() == [[i for i, _ in blocks].index(k) for k in range(len(sizes))] + [len(blocks)]
