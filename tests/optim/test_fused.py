@@ -86,7 +86,8 @@ def test_fused_and_other_steps_may_take_turns(make):
     torch.manual_seed(0)
     w = nn.Parameter(0.1 * torch.randn(5000, device="cuda"))
     exact = nn.Parameter(w.detach().double())
-    optimizer, reference = make([w], p=1.1), make([exact], p=1.1, foreach=False)
+    # a small lr: at 0.05 momentum takes random gradients to weights of 1e10, and loses 2e-6 without any turns
+    optimizer, reference = make([w], lr=1e-3, p=1.1), make([exact], lr=1e-3, p=1.1, foreach=False)
     for step in range(40):
         fused = step // 10 % 2 == 0
         optimizer.param_groups[0]["fused"] = fused
