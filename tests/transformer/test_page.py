@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tokenizer import write_tokenizer
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from attsvm import AttsvmError
@@ -128,6 +131,23 @@ def test_the_kept_curves_tell_the_comparison() -> None:
     pairs = [(best[f"imdb3-md-p1.1-lr0.0008-seed{n}"], best[f"imdb3-md-p2-lr0.0004-seed{n}"]) for n in range(3)]
     difference = 100 * np.nanmean([a - b for a, b in pairs])  # of the seeds that both have
     assert f"{difference:+.2f}" in compared.ours
+
+
+def test_the_kept_vit_runs_tell_their_comparison() -> None:
+    checks = CATALOG["md-vit"].checks(rows_of("md-vit", KEPT))
+    kept = [[json.loads(path.read_text()) for path in KEPT.glob(f"vit-{name}-lr*")] for name in ("mirror-adam", "adam")]
+    best = [max(rates, key=lambda result: chosen_accuracy(result["history"])) for rates in kept]
+    pruned = [100 * result["pruning"]["0.9"] for result in best]
+    name = "more accuracy left with MirrorAdam p = 1.1 than with Adam after zeroing 90%"
+    (check,) = [check for check in checks if check.name.startswith(name)]
+    assert check.ours == "{:.2f}% against {:.2f}%".format(*pruned)
+    assert check.passed == (pruned[0] > pruned[1])
+
+
+def test_the_kept_tables_are_those_of_the_kept_results() -> None:
+    tables = runpy.run_path(str(KEPT.parents[1] / "transformer_tables.py"))["tables"](KEPT)
+    for name, table in tables.items():
+        assert repr(parquet.read_table(KEPT / f"{name}.parquet").to_pylist()) == repr(table.to_pylist())  # nan is nan
 
 
 def test_the_validated_epoch_is_never_better_than_the_best_of_each_half() -> None:

@@ -29,7 +29,8 @@ PRUNED = (0.0, *SHARES)
 PAPER_SIZE = 6
 """Of the models in Figures 8 and 9: the notebooks of the paper's public code open runs of six layers."""
 LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW", "MirrorAdam p = 1.1"), SERIES)) | {
-    "MirrorAdam p = 1.5": Series(SKY, (0, (1, 2, 4, 2)), "X")  # type: ignore[arg-type]
+    "MirrorAdam p = 1.5": Series(SKY, (0, (1, 2, 4, 2)), "X"),  # type: ignore[arg-type]
+    "Adam": SERIES[3],
 }
 # 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -130,7 +131,7 @@ class Runs:
 
     @property
     def look(self) -> Series:
-        return LOOKS.get(self.method, SERIES[0])
+        return LOOKS[self.method]
 
     @property
     def extent(self) -> str:
@@ -201,6 +202,17 @@ def sign_flip_test(differences: np.ndarray, draws: int = 20_000) -> float:
     signs = random.choice([-1.0, 1.0], size=(draws, len(differences)))
     flipped = np.abs(signs @ differences)
     return float((1 + (flipped >= abs(differences.sum()) * (1 - 1e-12)).sum()) / (1 + draws))
+
+
+def pruning_checks(sparse: Runs, dense: Runs, size: str = "") -> list[Check]:
+    """What is left of the test accuracy where the smallest attention weights are set to 0."""
+    made = []
+    for share in (0.8, 0.9, 0.95):
+        a, b = (100 * runs.columns["pruned"][:, PRUNED.index(share)].mean() for runs in (sparse, dense))
+        against = f"{size}more accuracy left with {sparse.method} than with {dense.method}"
+        name = f"{against} after zeroing {100 * share:g}% of the attention weights"
+        made.append(Check(name, "not in the paper", f"{a:.2f}% against {b:.2f}%", a > b))
+    return made
 
 
 def nothing_yet(what: str) -> Figure:

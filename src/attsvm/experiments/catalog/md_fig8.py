@@ -9,7 +9,16 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
-from attsvm.experiments._transformers import KINDS, PAPER_SIZE, PRUNED, Runs, measured, nothing_yet, there_are
+from attsvm.experiments._transformers import (
+    KINDS,
+    PAPER_SIZE,
+    PRUNED,
+    Runs,
+    measured,
+    nothing_yet,
+    pruning_checks,
+    there_are,
+)
 from attsvm.experiments.catalog import md_table1
 from attsvm.transformer._measure import LARGE_EDGES
 
@@ -67,11 +76,7 @@ def _compare(sparse: Runs, dense: Runs) -> list[Check]:
         a, b = (runs.columns["gini"][:, k].mean() for runs in (sparse, dense))
         name, paper = f"{size}larger Gini coefficient of the {kind} weights {against}", "p near 1 is sparser"
         made.append(Check(name, paper, f"{a:.3f} against {b:.3f}", a > b))
-    for share in (0.8, 0.9, 0.95):
-        a, b = (runs.columns["pruned"][:, PRUNED.index(share)].mean() for runs in (sparse, dense))
-        name = f"{size}more accuracy left {against} after zeroing {100 * share:g}% of the attention weights"
-        made.append(Check(name, "not in the paper", f"{100 * a:.2f}% against {100 * b:.2f}%", a > b))
-    return made
+    return made + pruning_checks(sparse, dense, size)
 
 
 EXPERIMENT = replace(
