@@ -5,6 +5,9 @@
 brings the two together.
 """
 
+import importlib
+from types import ModuleType
+
 from attsvm._version import __version__
 from attsvm.data import (
     LinearHead,
@@ -36,6 +39,16 @@ from attsvm.svm import (
     solve,
     token_margin,
 )
+
+_SUBPACKAGES = ("embeddings", "models", "optim", "transformer")  # not needed by what is above
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"attsvm.{name}")
+    raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
+
 
 __all__ = [
     "AttsvmError",

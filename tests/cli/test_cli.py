@@ -174,8 +174,9 @@ def test_every_data_set_can_be_solved(tmp_path: Path, name: str) -> None:
     assert "solved" in run("solve", "data.safetensors", "--norm", "l3", cwd=tmp_path).stdout
 
 
-def test_importing_attsvm_needs_only_torch_and_numpy() -> None:
+def test_importing_attsvm_and_its_subpackages_needs_only_torch_and_numpy() -> None:
     heavy = ("typer", "rich", "matplotlib", "safetensors", "scipy", "cvxpy", "pandas", "sklearn", "jinja2", "pyarrow")
-    code = f"import sys, attsvm; print([m for m in {heavy!r} if m in sys.modules])"
+    subpackages = "attsvm.embeddings, attsvm.models, attsvm.optim, attsvm.transformer"
+    code = f"import sys, attsvm; {subpackages}; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,7 @@ def test_a_number_is_the_size_of_all_weights():
     for p in (1.1, 1.5, 3.0):
         assert starting_lr(1e-3, p, 0.05) == pytest.approx(starting_lr(1e-3, p, w))
         assert starting_lr(1e-3, p, 0.05) == pytest.approx(1e-3 * (p - 1) * 0.05 ** (p - 2))
+        assert starting_lr(1e-3, p, np.float32(0.05)) == pytest.approx(starting_lr(1e-3, p, 0.05))
 
 
 def test_groups_of_a_model():
@@ -85,10 +87,11 @@ def test_groups_of_a_model():
     assert all(math.isfinite(group["lr"]) for group in MirrorAdam(groups).param_groups)
 
 
+@pytest.mark.parametrize("p", [1.1, 3])
 @pytest.mark.parametrize("weights", [0.0, math.nan, math.inf, torch.zeros(3), [torch.tensor(math.nan)], []])
-def test_weights_without_a_size_are_refused(weights):
+def test_weights_without_a_size_are_refused(weights, p):
     with pytest.raises(AttsvmError, match="not all 0"):
-        starting_lr(1e-3, 1.1, weights)
+        starting_lr(1e-3, p, weights)
 
 
 def test_wrong_lr_and_p_are_refused():

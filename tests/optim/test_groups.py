@@ -6,6 +6,8 @@ import re
 
 import pytest
 import torch
+import torch.nn.utils.prune as prune
+from small_task import make_all
 from torch import nn
 
 from attsvm.errors import AttsvmError
@@ -117,6 +119,50 @@ def test_tied_frozen_and_parametrised_weights():
         "head.weight": "embeddings",
         "attn.q.parametrizations.weight.original": "attention",
     }
+
+
+def test_exceptions_hold_for_every_name_of_a_tied_weight():
+    model = nn.ModuleDict({"words": nn.Embedding(9, 4), "head": nn.Linear(4, 9, bias=False)})
+    model["head"].weight = model["words"].weight
+    for pattern, kind in (("words", "vectors"), ("head", "matrices"), ("head", "attention")):
+        assert kinds_of(model, kinds={pattern: kind}) == {"words.weight": kind}
+
+
+def test_normalised_and_pruned_weights_are_told_apart_as_plain_ones():
+    model = nn.ModuleDict({"mix": nn.Linear(4, 4, False), "attn": Attention("q"), "words": nn.Embedding(9, 4)})
+    model["head"] = nn.Linear(4, 1, bias=False)
+    torch.nn.utils.parametrizations.weight_norm(model["mix"])
+    torch.nn.utils.parametrizations.spectral_norm(model["words"])
+    for pruned in (model["attn"].q, model["head"]):
+        prune.random_unstructured(pruned, "weight", amount=1)
+    assert kinds_of(model) == {
+        "mix.parametrizations.weight.original0": "vectors",
+        "mix.parametrizations.weight.original1": "matrices",
+        "attn.q.weight_orig": "attention",
+        "attn.q.bias": "vectors",
+        "words.parametrizations.weight.original": "embeddings",
+        "head.weight_orig": "matrices",
+    }
+
+
+def test_what_has_no_shape_yet_and_misspelled_groups_are_refused():
+    with pytest.raises(AttsvmError, match=r"1\.weight has no shape yet"):
+        param_groups(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
+    with pytest.raises(AttsvmError, match="but got embedding"):
+        param_groups(nn.Linear(2, 2), embedding={"p": 1.5})
+
+
+@make_all
+def test_a_trainer_may_add_parameters_without_names(make):
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = make(param_groups(model))
+    optimizer.add_param_group({"params": other.parameters(), "lr": 1e-4})
+    fresh = make([*param_groups(model), {"params": [other.weight, other.bias]}])
+    fresh.load_state_dict(optimizer.state_dict())
+    assert fresh.param_groups[-1]["lr"] == 1e-4
+    describe_groups(fresh.param_groups, io.StringIO())
+    with pytest.raises(TypeError, match="ordered"):
+        optimizer.add_param_group({"params": {nn.Parameter(torch.ones(1))}})
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager"), copy.deepcopy])

@@ -183,7 +183,9 @@ def test_parameters_may_skip_steps(foreach):
 
 
 @pytest.mark.parametrize(
-    "options", [{"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}, {"weight_decay": -1.0}, {"p": 1}], ids=str
+    "options",
+    [{"betas": (1.0, 0.9)}, {"betas": (0.9,)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}, {"weight_decay": -1.0}, {"p": 1}],
+    ids=str,
 )
 def test_wrong_settings_are_refused(options):
     with pytest.raises(AttsvmError, match=next(iter(options))):

@@ -320,6 +320,30 @@ def test_weights_changed_by_hand_are_noticed(dtype):
     torch.testing.assert_close(theta[5:], kept[5:] - step[5:], rtol=2e-7, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
+def test_a_change_of_the_last_bit_of_a_coarse_weight_is_noticed(p, dtype):
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(2000).to(dtype))
+    optimizer = MirrorDescent([w], lr=1e-3, p=p)
+    for _ in range(3):
+        w.grad = torch.randn_like(w)
+        optimizer.step()
+    w.grad = torch.zeros_like(w)
+    kept = optimizer.state[w]["mirror"].clone()
+    with torch.no_grad():
+        w.mul_(1)  # a change, and none
+    optimizer.step()
+    assert torch.equal(optimizer.state[w]["mirror"], kept)
+    changed = torch.nextafter(w.detach(), torch.tensor(math.inf, dtype=dtype))
+    with torch.no_grad():
+        w.copy_(changed)
+    optimizer.step()
+    # But where θ means a number so near to the middle between two weights that it may be either.
+    near = (16 + 1 / (p - 1)) * torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
+    assert (w.detach() != changed).float().mean() <= 8 * near
+
+
 def test_resync_after_a_change_through_data_or_of_p():
     params = start()
     optimizer = MirrorDescent(params, lr=0.0)
@@ -443,6 +467,11 @@ def test_wrong_settings_are_refused(options):
 def test_wrong_settings_of_a_group_are_refused():
     with pytest.raises(AttsvmError, match="p must be"):
         MirrorDescent([{"params": start(), "p": 0.5}])
+    optimizer = MirrorDescent(start())
+    for wrong in ({"p": 0.5}, {"normalize": "matrix"}):
+        with pytest.raises(AttsvmError):
+            optimizer.add_param_group({"params": start(), **wrong})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_sparse_and_complex_gradients_are_refused():

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from two_processes import run_pair
 
-from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm import AttsvmError
+from attsvm.optim import MirrorAdam, MirrorDescent, starting_lr
 
 
 @make_all
@@ -107,6 +109,48 @@ def test_state_of_torch_optimizers_goes_on(theirs, ours, groups):
     loss = loss_of(model, 3).item()
     assert fit(model, after, range(3, 20)) < loss
     assert all("mirror" in after.state[param] for param in params)
+
+
+@pytest.mark.parametrize("flag", ["fused", "foreach", "capturable"])
+def test_how_torch_optimizers_computed_is_not_taken_over(flag):
+    model = network()
+    before = torch.optim.AdamW(model.parameters(), **({"fused": True} if flag == "fused" else {}))
+    fit(model, before, range(2))
+    saved = before.state_dict()
+    saved["param_groups"][0][flag] = True
+    after = MirrorAdam(model.parameters())
+    after.load_state_dict(saved)
+    assert after.param_groups[0][flag] == after.defaults[flag]
+    fit(model, after, range(2, 4))
+
+
+def test_counts_that_are_numbers_load():
+    model, other = network(), network()
+    before = torch.optim.AdamW(model.parameters())
+    fit(model, before, range(3))
+    saved = copy.deepcopy(before.state_dict())
+    numbers = copy.deepcopy(saved)
+    for state in numbers["state"].values():
+        state["step"] = int(state["step"])
+    other.load_state_dict(model.state_dict())
+    for each, state in ((model, saved), (other, numbers)):
+        after = MirrorAdam(each.parameters())
+        after.load_state_dict(state)
+        fit(each, after, range(3, 5))
+    assert same(model, other)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "what"),
+    [
+        (lambda params: torch.optim.SGD(params, momentum=0.9, dampening=0.9), MirrorDescent, "dampening=0.9"),
+        (lambda params: torch.optim.AdamW(params, amsgrad=True), MirrorAdam, "amsgrad=True"),
+    ],
+)
+def test_states_that_cannot_go_on_are_refused(theirs, ours, what):
+    model = network()
+    with pytest.raises(AttsvmError, match=f"has {what}, which the mirror optimizers have not"):
+        ours(model.parameters()).load_state_dict(theirs(model.parameters()).state_dict())
 
 
 def test_at_p_2_a_state_of_adamw_goes_on_as_adamw():
@@ -294,6 +338,13 @@ def _fsdp2(rank: int, folder: str) -> None:
             optimizer.zero_grad()
             loss(model, step).backward()
             optimizer.step()
+
+    model, alone = sharded(), network().append(nn.Linear(2, 1, bias=False))
+    for a, b in zip(model.parameters(), alone.parameters()):
+        b.data.copy_(a.full_tensor())
+    for p in (1.1, 3.0):
+        assert starting_lr(1e-3, p, model.parameters()) == pytest.approx(starting_lr(1e-3, p, alone.parameters()))
+        assert math.isfinite(starting_lr(1e-3, p, model[-1].weight))  # of which one rank has nothing
 
     for name, make in MAKERS.items():
         for foreach in (False, True):

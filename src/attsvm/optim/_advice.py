@@ -1,14 +1,14 @@
 """From the lr of SGD or AdamW to one for the mirror optimizers."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import check_lr, check_p
-from attsvm.optim._shards import local
+from attsvm.optim._shards import whole
 
 __all__ = ["starting_lr"]
 
@@ -28,6 +28,8 @@ def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor])
     steps is the same where step and weight are independent: :math:`s^{2-p} = \sqrt{\operatorname{mean} |w|^{2(2-p)}}`.
     For p > 2 the few weights near 0 move much further than the formula says, and s is the median of \|w\|.
 
+    Of sharded weights (FSDP2) all ranks must ask together, since it takes the whole weights, one after another.
+
     It is a start, not an optimum. Weight decay, which multiplies by 1 − lr·weight_decay, changes with lr.
 
     Args:
@@ -45,11 +47,12 @@ def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor])
     check_p(p)
     if p == 2:
         return lr
-    if isinstance(weights, float | int):
-        mobility = float(weights) ** (2 - p) if 0 < weights < math.inf else math.nan  # |w|^(2−p) of a typical weight
+    tensors = [weights] if isinstance(weights, Tensor) else weights
+    if isinstance(tensors, Iterable):
+        mobility = _mobility((whole(t.detach()).flatten().double().abs() for t in tensors), p)
     else:
-        tensors = [weights] if isinstance(weights, Tensor) else list(weights)
-        mobility = _mobility([local(t.detach()).flatten().double().abs() for t in tensors], p)
+        size = float(tensors)
+        mobility = size ** (2 - p) if 0 < size < math.inf else math.nan  # |w|^(2−p) of a typical weight
     if not 0 < mobility < math.inf:
         raise AttsvmError(
             f"weights must be finite and not all 0, but their typical size gives no lr for p = {p}: "
@@ -58,9 +61,12 @@ def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor])
     return lr * (p - 1) / mobility
 
 
-def _mobility(sizes: list[Tensor], p: float) -> float:
-    if not any(s.numel() for s in sizes):
-        return math.nan
+def _mobility(sizes: Iterator[Tensor], p: float) -> float:
     if p > 2:
-        return torch.cat(sizes).median().item() ** (2 - p)
-    return (sum(s.pow(2 * (2 - p)).sum().item() for s in sizes) / sum(s.numel() for s in sizes)) ** 0.5
+        every = list(sizes)
+        median = torch.cat(every).median().item() if any(s.numel() for s in every) else 0.0
+        return median ** (2 - p) if median else math.nan
+    total, number = 0.0, 0
+    for s in sizes:
+        total, number = total + s.pow(2 * (2 - p)).sum().item(), number + s.numel()
+    return (total / number) ** 0.5 if number else math.nan

@@ -19,6 +19,8 @@ MIRROR = "mirror"
 REST = "rest"
 Tensors = list[Tensor]
 _FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
+_HOW = ("foreach", "fused", "capturable")  # how to compute here: of another optimizer's state they are not taken over
+_FOREIGN = {"dampening": 0, "amsgrad": False}  # what torch's optimizers have and these have not
 
 
 def check_lr(lr: float | Tensor) -> None:
@@ -64,8 +66,27 @@ class MirrorOptimizer(Optimizer, ABC):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        super().add_param_group(self._with_names(param_group))
+        try:
+            self._check_group(self.param_groups[-1])
+        except AttsvmError:
+            self.param_groups.pop()
+            raise
+
+    def _with_names(self, param_group: dict[str, Any]) -> dict[str, Any]:
+        """Parameters without names get some if all others have names, as those of `param_groups` do: torch wants names
+        of all or of none, and trainers that add what they unfreeze know of none."""
+        params = param_group["params"]
+        named = any("param_names" in group for group in self.param_groups)
+        if not named or "param_names" in param_group or isinstance(params, set):  # torch refuses sets
+            return param_group
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if not any(isinstance(param, tuple) for param in params):
+            number = len(self.param_groups)
+            params = [(f"group {number}, parameter {i}", param) for i, param in enumerate(params)]
+        return {**param_group, "params": params}
+
+    def _check_group(self, group: dict[str, Any]) -> None:
         check_lr(group["lr"])
         check_p(group["p"])
         check_at_least_zero("weight_decay", group["weight_decay"])
@@ -176,7 +197,7 @@ class MirrorOptimizer(Optimizer, ABC):
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
             groups = hooked["param_groups"]
             if len(groups) == len(own):  # else torch refuses
-                groups = [{**mine, **saved} for mine, saved in zip(own, groups)]
+                groups = [{**mine, **_taken(saved)} for mine, saved in zip(own, groups)]
             loaded.update({**hooked, "param_groups": groups})
             return loaded
 
@@ -191,6 +212,8 @@ class MirrorOptimizer(Optimizer, ABC):
             for name, value in loaded["state"].get(key, {}).items():
                 if value is None:  # SGD's momentum before its first step
                     del self.state[param][name]
+                elif name == "step" and not isinstance(value, Tensor):  # as old versions of torch saved it
+                    self.state[param][name] = torch.tensor(float(value))
                 elif name != "step" and isinstance(value, Tensor):
                     value = value.to(device=param.device, dtype=state_dtype(param))
                     # The kernels walk through memory, so the state lies in it as the parameter does.
@@ -230,6 +253,19 @@ class MirrorOptimizer(Optimizer, ABC):
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
             self._versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+
+
+def _taken(saved: dict[str, Any]) -> dict[str, Any]:
+    """The options of a saved group that hold here too."""
+    if "p" in saved:  # one of ours
+        return saved
+    for name, without in _FOREIGN.items():
+        if saved.get(name, without) != without:
+            raise AttsvmError(
+                f"the saved optimizer has {name}={saved[name]}, which the mirror optimizers have not: "
+                "begin without its state."
+            )
+    return {name: value for name, value in saved.items() if name not in _HOW}
 
 
 def _capturing(t: Tensor) -> bool:

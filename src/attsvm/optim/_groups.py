@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from attsvm.errors import AttsvmError
 
@@ -25,6 +26,10 @@ _ATTENTION = re.compile(
 _PACKED = re.compile(r"in_proj|in_projection")  # also the name of other things: only inside something called attention
 _NORM = re.compile(r"(layer|rms|batch|group|instance)norm", re.IGNORECASE)
 _EMBEDDING = re.compile(r"embed|pos_|position|token", re.IGNORECASE)
+# Under torch.nn.utils.parametrize q_proj.weight is q_proj.parametrizations.weight.original, or original0, original1;
+# where it is pruned or has the older weight_norm it is weight_orig or weight_v.
+_PARAMETRIZED = re.compile(r"\.?parametrizations\.(\w+)\.original\d*$")
+_STORED = re.compile(r"(?<=weight)_(orig|v)$")
 
 
 def param_groups(
@@ -67,6 +72,8 @@ def param_groups(
             as ``{"lora_": "vectors"}``; the first that matches decides.
         options: options of all groups, as ``lr`` and ``weight_decay``; those of a group come first.
 
+    A weight that torch.nn.utils normalises or prunes is told apart as the weight itself is.
+
     Example:
         >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
         >>> groups = param_groups(model, p=1.1, lr=1e-3)
@@ -83,6 +90,9 @@ def param_groups(
         "embeddings": {"p": 2.0, **options, **(embeddings or {})},
         "vectors": {"p": 2.0, **options, "weight_decay": 0.0, **(vectors or {})},
     }
+    wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
+    if wrong is not None:
+        raise AttsvmError(f"options of a group must be those of {', '.join(KINDS)}, but got {wrong}.")
     named: dict[str, list[tuple[str, Tensor]]] = {kind: [] for kind in KINDS}
     for name, param, kind in _sorted_parameters(model, kinds or {}):
         named[kind].append((name, param))
@@ -123,24 +133,27 @@ def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[t
     for pattern, kind in kinds.items():
         if kind not in KINDS:
             raise AttsvmError(f"kinds[{pattern!r}] must be one of {', '.join(KINDS)}, but got {kind!r}.")
-    found: dict[Tensor, tuple[str, set[str]]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    found: dict[Tensor, dict[str, str]] = {}  # the kind by its name: a tied weight has several
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for path, module in modules.items():
         for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{own}" if path else own
+            if is_lazy(param):
+                raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
             if param.requires_grad:
-                name = f"{path}.{own}" if path else own
-                found.setdefault(param, (name, set()))[1].add(_kind(name, module, param, kinds))
-    for param, (name, places) in found.items():
-        # A weight with two places: a head tied to an embedding is an embedding.
-        yield name, param, next(k for k in ("embeddings", *KINDS) if k in places)
+                owner = modules[_PARAMETRIZED.sub("", name)] if _PARAMETRIZED.search(name) else module
+                found.setdefault(param, {})[name] = _kind(name, owner, param)
+    for param, by_name in found.items():
+        exceptions = (kind for pattern, kind in kinds.items() if any(re.search(pattern, name) for name in by_name))
+        # Of a weight with two places: a head tied to an embedding is an embedding.
+        guess = next(k for k in ("embeddings", *KINDS) if k in by_name.values())
+        yield next(iter(by_name)), param, next(exceptions, guess)
 
 
-def _kind(name: str, module: nn.Module, param: Tensor, kinds: Mapping[str, str]) -> str:
-    for pattern, kind in kinds.items():
-        if re.search(pattern, name):
-            return kind
-    # torch.nn.utils.parametrize keeps q_proj.weight as q_proj.parametrizations.weight.original.
-    path = re.sub(r"\.parametrizations\.(\w+)\.original\d*$", r".\1", name).split(".")
-    own, bare = path[-1], path[-1] != "weight"
+def _kind(name: str, module: nn.Module, param: Tensor) -> str:
+    scale = name.endswith(".original0") and max(param.shape, default=1) == param.numel()  # of weight_norm
+    path = _STORED.sub("", _PARAMETRIZED.sub(r".\1", name)).split(".")
+    own, bare = path[-1], path[-1] != "weight" or scale
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
     if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__):

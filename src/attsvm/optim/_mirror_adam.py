@@ -129,10 +129,9 @@ class MirrorAdam(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        if not all(0 <= beta < 1 for beta in group["betas"]):
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
             raise AttsvmError(f"betas must be two numbers with 0 <= beta < 1, but got {group['betas']}.")
         check_at_least_zero("eps", group["eps"])
 

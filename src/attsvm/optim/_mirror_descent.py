@@ -139,9 +139,8 @@ class MirrorDescent(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
         check_at_least_zero("momentum", group["momentum"])
         if group["nesterov"] and group["momentum"] == 0:
             raise AttsvmError("nesterov needs a momentum above 0.")

@@ -85,9 +85,14 @@ def mirror_of(weight: Tensor, p: float) -> Tensor:
 def means(theta: Tensor, weight: Tensor, p: float) -> Tensor:
     """Where the weight is that of θ, up to roundings."""
     a = inverse_exponent(p)
-    expected = signed_power(theta, a).to(weight.dtype)
-    tolerance = (1 if weight.dtype != theta.dtype else 16 + a) * torch.finfo(weight.dtype).eps
-    return torch.isclose(weight, expected, rtol=tolerance, atol=0, equal_nan=True)
+    expected = signed_power(theta, a)
+    tolerance = (16 + a) * torch.finfo(theta.dtype).eps
+    if weight.dtype == theta.dtype:
+        return torch.isclose(weight, expected, rtol=tolerance, atol=0, equal_nan=True)
+    # A coarser weight is the rounding of a number that close, so that a change by its last bit is seen.
+    low, high = ((expected * (1 + sign * tolerance)).to(weight.dtype) for sign in (-1, 1))
+    between = (weight >= torch.minimum(low, high)) & (weight <= torch.maximum(low, high))
+    return between | (weight.isnan() & expected.isnan())
 
 
 def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Tensor:

@@ -16,6 +16,11 @@ def local(t: Tensor) -> Tensor:
     return t.to_local() if hasattr(t, "to_local") else t  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def whole(t: Tensor) -> Tensor:
+    """The tensor of which every rank has a shard; all ranks must ask for it."""
+    return t.full_tensor() if hasattr(t, "full_tensor") else t  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def gradient(param: Tensor) -> Tensor:
     """The gradient, sharded as the parameter is."""
     grad: Any = param.grad
