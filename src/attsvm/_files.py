@@ -31,7 +31,8 @@ def write_arrays(path: PathLike, tensors: dict[str, Tensor], strings: dict[str, 
             contents: dict[str, Any] = {name: np.array(text) for name, text in strings.items()} | arrays
             np.savez(temporary, **contents)
         else:
-            _safetensors().numpy.save_file(arrays, temporary, metadata=strings)
+            # Not by save_file: its own temporary file would stay behind a kill, and none but the owner could read it.
+            temporary.write_bytes(_safetensors().numpy.save(arrays, metadata=strings))
 
 
 def read_arrays(path: PathLike) -> tuple[dict[str, np.ndarray], dict[str, str]]:

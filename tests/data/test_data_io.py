@@ -3,6 +3,7 @@
 import builtins
 import errno
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -207,6 +208,28 @@ def test_missing_safetensors_is_explained(tmp_path: Path, monkeypatch: pytest.Mo
     for call in (load, lambda path: save(sphere(1, 1, 1), path)):
         with pytest.raises(AttsvmError, match=r"pip install attsvm\[safetensors\]"):
             call(path)
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_files_have_the_usual_permissions_and_a_full_disk_is_told(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"data.{ending}"
+    save(sphere(1, 1, 1), path)
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    before = path.read_bytes()
+    code = f"""if True:
+        import resource, attsvm
+        data = attsvm.sphere(20, 20, 20)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+        try:
+            attsvm.save(data, {str(path)!r})
+        except attsvm.AttsvmError as error:
+            print(error)
+    """
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "cannot be written: File too large." in told
+    assert path.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, "plain"}
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from attsvm.transformer import (
     Images,
     Settings,
     Texts,
+    encode_probes,
     load_data,
     make_model,
     save_data,
@@ -96,8 +97,36 @@ def test_long_texts_are_cut(tokenizer: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "tokens.npz", "synthetic"):
         data = load_data(place, length=5)
         assert data.train.tokens.shape[1] == 5 == data.train.lengths.max()
+    assert load_data(table, tokenizer=tokenizer, length=1).train.tokens.tolist() == [[1]] * 4  # [CLS] alone
     with pytest.raises(AttsvmError, match="length must be at least 24, the longest text, but got 10"):
         make_model(Settings(sizes={"length": 10}), load_data("synthetic"))
+
+
+def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    pads = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    pads.enable_padding(length=40)
+    pads.enable_truncation(6)
+    pads.save(str(tmp_path / "tokenizer.json"))
+    table = write_reviews(tmp_path / "reviews.parquet", both(REVIEWS))
+    assert load_data(table, tokenizer=tmp_path).digest() == load_data(table, tokenizer=tokenizer).digest()
+    for name in ("tokens", "lengths", "pivotal", "spans"):
+        made, expected = (getattr(encode_probes(place), name) for place in (tmp_path, tokenizer))
+        assert torch.equal(made, expected)
+
+
+def test_a_text_without_tokens_is_refused() -> None:
+    texts = Texts(torch.ones(2, 3, dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0, 1]))
+    with pytest.raises(AttsvmError, match="row 1 of the train split has no token"):
+        Data(texts, texts, classes=2)
+
+
+def test_built_in_images_have_the_size_that_is_asked_for() -> None:
+    for asked, size in ((None, 8), (12, 12)):
+        split = load_data("tiny-images", size=asked).train
+        assert isinstance(split, Images)
+        assert split.size == size
 
 
 def some_images(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -177,6 +206,18 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
     wrong = write_reviews(tmp_path / "wrong.parquet", [*both(REVIEWS), ("so so", -1, "train")])
     one = write_reviews(tmp_path / "one.parquet", [(text, label, "train") for text, label in REVIEWS])
     words = write_reviews(tmp_path / "words.parquet", [(t, "good", s) for t, _, s in both(REVIEWS)])
+    numbers = write_reviews(tmp_path / "numbers.parquet", [(t, y, 0) for t, y, _ in both(REVIEWS)])  # type: ignore[misc]
+    lists = write_reviews(tmp_path / "lists.parquet", [(t, [y], s) for t, y, s in both(REVIEWS)])
+    short = tmp_path / "cifar"
+    short.mkdir()
+    for name in ("data_batch_1", "test_batch"):
+        pixels, own = some_images(6)
+        (short / name).write_bytes(pickle.dumps({b"data": pixels.reshape(-1, 3072), b"labels": own[:4].tolist()}))
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    for name, label in (("many", 10**12), ("named", "cat")):
+        rows = [{"image": file.getvalue(), "label": label, "split": split} for split in ("train", "test")]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     (tmp_path / "text.parquet").write_text("not a table")
@@ -191,6 +232,13 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["--data", str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
         (["--data", str(words), *found], "labels must be 0 or 1, but the column holds"),
         (["--data", str(one), *found], "no row whose split is 'test'"),
+        (["--data", str(numbers), *found], "'split' must hold texts such as 'train', not int64"),
+        (["--data", str(lists), *found], "'label' must hold one label a row, but it holds list"),
+        (["--data", str(short)], "must have a label for every image, but it has 6 and 4"),
+        (["--data", str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
+        (["--data", str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),
+        (["--data", "synthetic", "--seed", str(2**63 - 1)], "seed must be a whole number in 0"),
+        (["--data", "synthetic", "--device", "meta"], "not available here"),
         (["--data", str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
         (["--data", str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
         (["--data", str(tmp_path / "none.parquet"), *found], "is not a file"),
@@ -211,7 +259,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
 def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     table = write_reviews(tmp_path / "good.parquet", both(REVIEWS))
     tokens = ["tokens", "--data", str(table), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "tokens.npz")]
-    assert "4 train and 4 test texts" in CliRunner().invoke(app, tokens).output
+    assert "4 train and 4 test rows" in CliRunner().invoke(app, tokens).output
     done = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "mirror-adam", out=tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert "1 epochs (all epochs done)" in done.output

@@ -23,7 +23,7 @@ from attsvm.experiments import CATALOG
 from attsvm.experiments import _transformers as shared
 from attsvm.experiments._experiment import Rows
 from attsvm.experiments._transformers import chosen_accuracy, interval, sign_flip_test
-from attsvm.transformer import Settings, encode_probes, pivotal_reviews, save_data, synthetic_sentiment
+from attsvm.transformer import Settings, encode_probes, fit, pivotal_reviews, save_data, synthetic_sentiment
 from attsvm.transformer._load import open_tokenizer
 from attsvm.transformer._pieces import Piece, find_piece, run_piece, write_piece
 
@@ -58,6 +58,32 @@ def pieces(tokenizer: Path, texts: Any, tmp_path_factory: pytest.TempPathFactory
             assert result is not None
             write_piece(folder, result | {"settings": piece.settings.to_dict()})
     return folder
+
+
+def test_models_of_one_name_are_all_shown_and_other_tokenizers_refused(
+    pieces: Path, texts: Any, tmp_path: Path
+) -> None:
+    one = next(pieces.glob("*.json"))
+    places = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        places.append(tmp_path / folder / "run.json")
+        places[-1].write_text(one.read_text())
+    made = CliRunner().invoke(app, ["attention", *map(str, places), "--out", str(tmp_path / "page.html")])
+    assert "2 models" in made.output
+    assert all(str(place) in (tmp_path / "page.html").read_text() for place in places)
+
+    fit(synthetic_sentiment(8, 4), SMALL, out=tmp_path / "run")  # its own 56 words
+    words = [f"w{i}" for i in range(60)]
+    other = write_tokenizer(tmp_path, ["[PAD]", "[CLS]", "[SEP]", "superb", *words, "[UNK]"])
+    asked = ["attention", str(tmp_path / "run"), "--tokenizer", str(other), "--out", str(tmp_path / "page.html")]
+    with pytest.raises(AttsvmError, match="name the tokenizer that it was trained with"):
+        raise CliRunner().invoke(app, asked).exception  # type: ignore[misc]
+    for content in ("[]", "3", '{"probes": {}}'):
+        (tmp_path / "odd.json").write_text(content)
+        asked = ["attention", str(tmp_path / "odd.json"), "--out", str(tmp_path / "page.html")]
+        with pytest.raises(AttsvmError, match="another kind of JSON"):
+            raise CliRunner().invoke(app, asked).exception  # type: ignore[misc]
 
 
 def rows_of(name: str, folder: Path) -> Rows:
@@ -200,10 +226,10 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
     plain = re.sub(r"<[^>]*>", "", text)
     assert all(review.text in plain for review in pivotal_reviews())
 
-    (tmp_path / "empty.json").write_text('{"name": "x"}')
+    (tmp_path / "empty.json").write_text('{"name": "x", "settings": {}, "history": {}}')
     made = CliRunner().invoke(app, ["attention", str(one), str(tmp_path / "empty.json"), "--out", str(page)])
     assert made.exit_code == 0, made.output
-    assert "1 models" in made.output
+    assert "1 model\n" in made.output
     assert "left out, without attention (images, or diverged): empty" in made.output
     for arguments, message in (
         ([str(run)], "--tokenizer must name"),

@@ -76,7 +76,9 @@ def fit_command(
     hidden: Annotated[int | None, typer.Option(min=1, help="Width inside.", show_default="1536, images 512")] = None,
     dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
     length: LengthOption = 512,
-    size: Annotated[int, typer.Option(min=1, help="Height and width that images are brought to.")] = 48,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Height and width that images are brought to; 48, built-in images 8.")
+    ] = None,
     patch: Annotated[int, typer.Option(min=1, help="Height and width of a patch.")] = 4,
     images: ImagesOption = False,
     batch: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 100,
@@ -157,7 +159,7 @@ def tokens_command(
 
     loaded = load_data(data, tokenizer=tokenizer, length=length)
     save_data(loaded, out)
-    console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test texts", highlight=False)
+    console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test rows", highlight=False)
 
 
 @app.command("attention")
@@ -175,26 +177,28 @@ def attention_command(
 
     found: dict[str, Any] = {}
     without: list[str] = []
-    for place in runs:
+    short = [place.resolve().stem if place.suffix == ".json" else place.resolve().name for place in runs]
+    for place, name in zip(runs, short):
+        name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":
             result = read_result(place)
             if result is None:
                 raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
             if "probes" in result:
-                found[place.stem] = result["probes"]
+                found[name] = result["probes"]
             else:
-                without.append(place.stem)
+                without.append(name)
             continue
         if tokenizer is None:
             raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
         model = load_model(place)
         if not isinstance(model, TextTransformer):
             raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
-        found[place.name] = class_attention(model, encode_probes(tokenizer))
+        found[name] = class_attention(model, encode_probes(tokenizer))
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
     write_attention_page(out, found)
-    console().print(f"wrote {out}: {len(found)} models", highlight=False)
+    console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}", highlight=False)
     if without:
         names = ", ".join(without)
         console().print(f"left out, without attention (images, or diverged): {names}", highlight=False)

@@ -60,7 +60,11 @@ def read_table(source: str | Path, *, text: str, encoding: str = "utf-8", split:
         return table
     import pyarrow.compute as pc
 
-    chosen = table.filter(pc.equal(_column(table, "split", source), split))  # pyright: ignore[reportAttributeAccessIssue]
+    column = _column(table, "split", source)
+    try:
+        chosen = table.filter(pc.equal(column, split))  # pyright: ignore[reportAttributeAccessIssue]
+    except NotImplementedError as error:  # numbers are not compared with texts
+        raise AttsvmError(f"{source}: column 'split' must hold texts such as {split!r}, not {column.type}.") from error
     if not len(chosen):
         raise AttsvmError(f"{source} has no row whose split is {split!r}.")
     return chosen
@@ -103,7 +107,11 @@ def text_column(table: pa.Table, name: str, source: object) -> list[str]:
 
 def label_column(table: pa.Table, name: str, source: object) -> np.ndarray:
     """The labels, whole numbers or strings; a missing one is refused."""
+    import pyarrow as pa
+
     column = _column(table, name, source)
+    if pa.types.is_nested(column.type):
+        raise AttsvmError(f"{source}: column {name!r} must hold one label a row, but it holds {column.type}.")
     labels = column.to_pylist()
     if column.null_count:
         raise AttsvmError(f"{source}: row {labels.index(None)} has no label in column {name!r}; drop such rows first.")
@@ -151,7 +159,9 @@ def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
     except (pa.ArrowException, UnicodeError, LookupError, OSError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         if "utf" in reason.lower() or isinstance(error, UnicodeError):
-            reason = f"it is not written in {encoding}; name its encoding (--encoding latin-1) or save it as UTF-8"
+            reason = (
+                f"it is not written in {encoding}; save it as UTF-8, or name its encoding (attsvm text has --encoding)"
+            )
         raise AttsvmError(f"{path} cannot be read: {reason}.") from error
 
 

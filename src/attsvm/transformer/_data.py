@@ -163,6 +163,11 @@ class Data:
                 allowed = "0 or 1" if self.classes == 2 else f"0 to {self.classes - 1}"
                 wrong = low if low < 0 else high
                 raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop such rows.")
+            if isinstance(split, Texts) and int(split.lengths.min()) < 1:
+                row = int(split.lengths.argmin())
+                raise AttsvmError(
+                    f"row {row} of the {name} split has no token: drop it, or let the tokenizer add [CLS]."
+                )
 
     @property
     def kind(self) -> str:

@@ -222,14 +222,15 @@ def load_model(folder: str | Path) -> nn.Module:
     tensors, described = read_run(Path(folder) / CHECKPOINT)
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
     identity = described["identity"]
-    sizes = dict(identity["sizes"]) | {"classes": max(2, len(weights["head.weight"]))}
-    if identity["model"] == "text":
-        model: nn.Module = TextTransformer(**(sizes | {"vocabulary": len(weights["words.weight"])}))
+    sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
+    if identity["model"] == "text":  # two classes have one score
+        sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
+        model: nn.Module = TextTransformer(**sizes)
     else:
         patch = sizes.get("patch", 4)
         side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
         channels = weights["embed.weight"].shape[1] // patch**2
-        model = ViT(**(sizes | {"size": side, "channels": channels}))
+        model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
     model.load_state_dict(weights)
     return model.eval()
 

@@ -18,6 +18,7 @@ from attsvm.transformer._data import Data, Images, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 SPLITS = ("train", "test")
+MOST_CLASSES = 100_000
 _FORMAT = "attsvm splits 1"
 
 
@@ -26,7 +27,7 @@ def load_data(
     *,
     tokenizer: str | Path | None = None,
     length: int = 512,
-    size: int = 48,
+    size: int | None = None,
     images: bool = False,
 ) -> Data:
     """Data by what `source` is.
@@ -34,7 +35,7 @@ def load_data(
     ==============================  ================================================================================
     "synthetic", "tiny-images"      built in
     file.npz                        tokens or pixels as :func:`save_data` wrote them
-    file.parquet (.csv, .jsonl)     columns text, label and split ("train", "test"); with images the column image
+    file.parquet (.csv, .jsonl)     columns text, label and split ("train", "test"); parquet may have image for text
     folder with train/pos, …        aclImdb as it is unpacked
     folder with data_batch_1, …     CIFAR-10, the Python version as it is unpacked
     any other name                  a Hugging Face data set with splits train and test (package datasets)
@@ -44,14 +45,15 @@ def load_data(
         source: see above.
         tokenizer: a tokenizer.json or the folder that holds it; texts need it.
         length: longest sequence in tokens; the rest of a text is cut off.
-        size: height and width that images are brought to.
+        size: height and width that images are brought to; 48 if not given, and 8 for those built in.
         images: a table or a Hugging Face name holds images. (A table with a column image is seen to.)
     """
     name, path = str(source), Path(source)
     if name == "synthetic":
         return _cut(synthetic_sentiment(), length)
     if name == "tiny-images":
-        return tiny_images()
+        return tiny_images(size=8 if size is None else size)
+    size = 48 if size is None else size
     if path.suffix == ".npz":
         return _cut(_saved(path, size), length)
     if path.is_dir() and (path / "train" / "pos").is_dir():
@@ -68,7 +70,7 @@ def load_data(
     for split in SPLITS:
         rows = read_texts(source, split=split)
         assert rows.labels is not None  # a missing column was refused
-        texts.append((rows.texts, _whole(rows.labels)))
+        texts.append((rows.texts, _whole(rows.labels, "0 or 1")))
     return _tokenized(texts, tokenizer, length)
 
 
@@ -76,13 +78,13 @@ def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[lis
     """Token numbers with the tokenizer's special tokens, [CLS] first; at most `length` of them."""
     found = open_tokenizer(tokenizer)
     found.enable_truncation(length)
-    found.no_padding()
     chunks = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
-    return [code.ids for chunk in chunks for code in found.encode_batch(list(chunk))]
+    # Cut again: a maximum below the number of special tokens is ignored by the package.
+    return [code.ids[:length] for chunk in chunks for code in found.encode_batch(list(chunk))]
 
 
 def open_tokenizer(place: str | Path) -> Any:
-    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one."""
+    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one; it neither pads nor cuts."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -92,9 +94,12 @@ def open_tokenizer(place: str | Path) -> Any:
     if not path.is_file():
         raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
     try:
-        return Tokenizer.from_file(str(path))
+        found = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises Exception itself
         raise AttsvmError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
+    found.no_padding()
+    found.no_truncation()
+    return found
 
 
 def save_data(data: Data, path: str | Path) -> None:
@@ -147,9 +152,9 @@ def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path 
     return Data(splits[0], splits[1], classes=2, vocabulary=open_tokenizer(tokenizer).get_vocab_size())
 
 
-def _whole(labels: np.ndarray) -> np.ndarray:
+def _whole(labels: np.ndarray, allowed: str) -> np.ndarray:
     if labels.dtype.kind not in "iub":
-        raise AttsvmError(f"labels must be 0 or 1, but the column holds {labels.dtype}, such as {labels[0]!r}.")
+        raise AttsvmError(f"labels must be {allowed}, but the column holds {labels.dtype}, such as {labels[0]!r}.")
     return labels.astype(np.int64)
 
 
@@ -173,11 +178,14 @@ def _cifar_folder(folder: Path, size: int) -> Data:
     for split in SPLITS:
         parts = [_unpickled(file) for file in files[split]]
         try:
-            pixels = np.concatenate([np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts])
-            labels = np.concatenate([np.asarray(part[b"labels"], np.int64) for part in parts])
+            pixels = [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
+            labels = [np.asarray(part[b"labels"], np.int64) for part in parts]
         except (KeyError, TypeError, ValueError) as error:
             raise AttsvmError(f"{folder} must hold CIFAR-10's files, but data and labels are not as there.") from error
-        splits.append((pixels, labels))
+        for file, images, own in zip(files[split], pixels, labels):
+            if own.shape != (len(images),):
+                raise AttsvmError(f"{file} must have a label for every image, but it has {len(images)} and {own.size}.")
+        splits.append((np.concatenate(pixels), np.concatenate(labels)))
     return image_data(splits[0], splits[1], classes=10, size=size)
 
 
@@ -231,8 +239,11 @@ def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray
         encoded: Any = value.get("bytes") if isinstance(value, dict) else value  # Hugging Face has bytes and path
         try:
             pixels.append(np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB")).transpose(2, 0, 1))
-        except (TypeError, UnidentifiedImageError, OSError) as error:
+        except (TypeError, UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
             raise AttsvmError(f"{source}: row {row} of split {split} is not a readable image.") from error
     if len({image.shape for image in pixels}) > 1:
         raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
-    return np.stack(pixels), _whole(label_column(table, "label", source))
+    labels = _whole(label_column(table, "label", source), f"whole numbers from 0 to {MOST_CLASSES - 1}")
+    if labels.max() >= MOST_CLASSES:
+        raise AttsvmError(f"labels must be whole numbers from 0 to {MOST_CLASSES - 1}, but got {labels.max()}.")
+    return np.stack(pixels), labels

@@ -94,6 +94,13 @@ def class_attention(model: Any, probes: Probes) -> dict[str, Any]:
     """What [CLS] attends to in the last layer, mean over heads; and how likely every review is taken for a good one."""
     device = next(model.parameters()).device
     model.eval()
+    most, longest = int(probes.tokens.max()), int(probes.lengths.max())
+    words, positions = len(model.words.weight), len(model.positions.weight)
+    if most >= words or longest > positions:
+        raise AttsvmError(
+            f"the reviews have tokens up to number {most} and up to {longest} of them, but the model knows {words} "
+            f"tokens in {positions} places: name the tokenizer that it was trained with."
+        )
     logits, maps = model.attention(probes.tokens.to(device), probes.lengths.to(device))
     if not logits.isfinite().all():
         raise AttsvmError("the model's outputs are not finite: its run diverged, and there is no attention to show.")

@@ -142,11 +142,14 @@ def read_piece(folder: Path, piece: Piece, *, unfinished: bool = False) -> dict[
 def read_result(path: Path) -> dict[str, Any] | None:
     """What `write_piece` wrote, if the file is there."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise AttsvmError(f"{path} must be the result of a piece, but it cannot be read.") from error
+    if not isinstance(found, dict) or not found.keys() >= {"name", "settings", "history"}:
+        raise AttsvmError(f"{path} must be the result of a piece, but it is another kind of JSON.")
+    return found
 
 
 def missing(folder: Path, pieces: list[Piece] | None = None) -> list[Piece]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,10 +64,10 @@ class Settings:
         _among("groups", self.groups, ("", "all", "matrices"))
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
-        as_count("seed", self.seed, least=0)
+        as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
         as_real("lr", self.lr, 0.0)
         as_real("stop", self.stop, 0.0)
-        if not 1 < self.p < math.inf:
+        if not as_real("p", self.p, 1.0) > 1:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
 
     def to_dict(self) -> dict[str, Any]:
