@@ -39,7 +39,7 @@ def as_float(name: str, value: Any, like: Tensor | None = None) -> Tensor:
 def as_bool(name: str, value: Any, device: torch.device) -> Tensor:
     array = value if isinstance(value, Tensor) else as_array(name, value)
     if array.dtype not in (torch.bool, np.bool_):
-        raise AttsvmError(f"{name} must be boolean (True = may be attended), but got dtype {array.dtype}.")
+        raise AttsvmError(f"{name} must be boolean, but got dtype {array.dtype}.")
     return (array if isinstance(array, Tensor) else torch.from_numpy(array.copy())).to(device)
 
 

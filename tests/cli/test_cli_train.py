@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_cli import run
@@ -84,14 +85,17 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
     [
         ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds another run"),
         (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "--steps must be at least"),
+        (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds another run"),
         ((*TRAIN, "--out", "data.npz"), "cannot be made"),
         (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "1 < p"),
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
         (("verdict", "nowhere"), "holds no run"),
     ],
-    ids=["other options", "fewer steps", "a file", "p", "width", "no run"],
+    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "no run"],
 )
 def test_wrong_input(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    content = dict(np.load(folder / "data.npz"))
+    np.savez(folder / "head.npz", **(content | {"head.v": -content["head.v"]}))
     result = run(*arguments, cwd=folder, check=False)
     assert result.returncode == 1
     assert message in result.stderr

@@ -254,9 +254,14 @@ def test_bad_input(data: TokenData, options: dict, words: str):
     assert "\n" not in str(caught.value)
 
 
-def test_leaving_the_range_of_numbers(data: TokenData):
-    with pytest.raises(AttsvmError, match="smaller lr"):
-        train(data, "nuclear", steps=100, lr=Growing(0.1, 4.0))
+@pytest.mark.parametrize("geometry", ["l2", "l1.5", "nuclear"])
+def test_a_trial_that_leaves_the_range_of_numbers_touches_no_other(data: TokenData, geometry: str):
+    X = data.X.clone()
+    X[0] *= 1e150
+    options: dict = {"steps": 20, "normalize": False, "lr": 0.1}
+    run = train(TokenData(X, data.Z, data.Y, data.mask, head=data.head), geometry, **options)
+    assert not run.W[0].isfinite().all()
+    torch.testing.assert_close(run.W[1:], train(data, geometry, **options).W[1:], rtol=1e-12, atol=0)
 
 
 def test_bad_data_and_files(data: TokenData, tmp_path):

@@ -209,3 +209,19 @@ def test_wrong_arguments() -> None:
         solve(problem, "l2", max_iterations=0)
     with pytest.raises(attsvm.AttsvmError, match="not a geometry"):
         solve(problem, "spectral")
+
+
+@pytest.mark.parametrize("norm", ["l1.01", "l1.02", "l1.1", "l2"])
+@pytest.mark.parametrize("short", [1e-3, 1e-6])
+def test_short_rows_beside_long_ones_are_not_taken_for_zero(norm: str, short: float) -> None:
+    # ‖a‖_q with q = 101 underflows where a is 1e-4 of the longest, unless it is scaled first.
+    X = np.array([[[2.0, 0], [0, 0]], [[0, short], [0, 0]]])
+    problem = att_svm(attsvm.TokenData.cross(X, np.eye(2)), [0, 0])
+    solution = solve(problem, norm)
+    assert solution.status.item() != Status.INFEASIBLE
+    # Both rows see one entry of W each, so W = diag(1/2, 1/short).
+    q = float(norm[1:])
+    expected = (0.5**q + short**-q) ** (1 / q)
+    assert solution.lower.item() <= expected * (1 + 1e-9)
+    if solution.solved.item():
+        assert solution.upper.item() == pytest.approx(expected, rel=1e-6)

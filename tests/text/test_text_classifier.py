@@ -274,6 +274,13 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> 
         AttentionTextClassifier(**settings).fit(TEXTS, LABELS)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_wrong_class_weights_are_refused(wrong: float) -> None:
+    weight = dict.fromkeys(np.unique(LABELS).tolist(), 1.0) | {np.unique(LABELS).tolist()[0]: wrong}
+    with pytest.raises(AttsvmError, match="class_weight must be numbers of at least 0"):
+        AttentionTextClassifier(class_weight=weight).fit(TEXTS, LABELS)
+
+
 def test_wrong_weights_and_labels_are_refused(fitted: AttentionTextClassifier) -> None:
     for weight in ([1.0], -np.ones(240), np.full(240, np.nan), np.zeros(240)):
         with pytest.raises(AttsvmError, match="sample_weight must be 240 numbers"):

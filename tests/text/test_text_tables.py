@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from attsvm import AttsvmError
@@ -55,9 +57,32 @@ def test_a_long_row(tmp_path: Path) -> None:
         assert len(read_texts(tmp_path / f"long.{ending}").texts[0]) == 2_000_000
 
 
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (["good", ""], "row 1 has no label"),
+        ([1.0, float("nan")], "row 1 has no label"),
+        ([1.5, 2.0], "must hold whole numbers or texts, but it holds fractions"),
+        ([[0], [1]], "must hold one label a row"),
+        ([datetime.date(2026, 1, 1)] * 2, "must hold whole numbers or texts, but it holds date"),
+        ([b"good", b"bad"], "must hold whole numbers or texts, but it holds binary"),
+    ],
+)
+def test_labels_that_are_none(tmp_path: Path, labels: list, sentence: str) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"], "label": labels}), tmp_path / "table.parquet")
+    with pytest.raises(AttsvmError, match=sentence):
+        read_texts(tmp_path / "table.parquet")
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "twice.csv").write_text("text,label,label\na,0,1\nb,1,0\n")
+    with pytest.raises(AttsvmError, match="more than one column 'label'"):
+        read_texts(tmp_path / "twice.csv")
+
+
 def test_encoding(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("text,label\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(AttsvmError, match="not written in utf-8; name its encoding"):
+    with pytest.raises(AttsvmError, match="not written in utf-8; save it as UTF-8, or name its encoding"):
         read_texts(tmp_path / "latin.csv")
     assert read_texts(tmp_path / "latin.csv", encoding="latin-1").texts == ["café"]
     (tmp_path / "latin.jsonl").write_bytes('{"text": "café", "label": 1}\n'.encode("latin-1"))

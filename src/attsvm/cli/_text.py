@@ -89,7 +89,8 @@ def fit_command(
         from sklearn.model_selection import train_test_split
 
         _, counts = np.unique(labels, return_counts=True)
-        stratify = labels if len(counts) and counts.min() >= 2 and test * len(labels) >= len(counts) else None
+        fewest = min(test, 1 - test) * len(labels)  # of texts in a part
+        stratify = labels if len(counts) and counts.min() >= 2 and fewest >= len(counts) else None
         if len(labels) * test < 1:
             raise AttsvmError(f"--test {test} of {len(labels)} texts is none: take more texts, or --test 0.")
         texts, held_texts, labels, held_labels = train_test_split(
@@ -103,7 +104,7 @@ def fit_command(
     output = console()
     output.print(
         f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
-        + (" (early stopping)" if penalty is None else "")
+        + (" (early stopping)" if model.path_ else "")
         + f"; model in {out}",
         highlight=False,
         markup=False,
@@ -230,7 +231,7 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
     if strange:
         raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {', '.join(strange[:5])}.")
     number = {name: k for k, name in enumerate(names)}
-    pairs = np.array([[number[str(a)], number[str(b)]] for a, b in zip(truth.tolist(), predicted.tolist())])
+    pairs = np.array([[number[str(a)], number[str(b)]] for a, b in zip(truth.tolist(), predicted.tolist())], int)
     confusion = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(confusion, tuple(pairs.reshape(-1, 2).T), 1)
     right, total = int(confusion.trace()), int(confusion.sum())

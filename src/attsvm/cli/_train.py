@@ -138,12 +138,21 @@ def _earlier(data: TokenData, out: Path, steps: int, options: dict[str, Any]) ->
         and torch.equal(wanted.data.Z.cpu(), earlier.data.Z)
         and torch.equal(wanted.data.Y.cpu(), earlier.data.Y)
         and torch.equal(wanted.data.mask.cpu(), earlier.data.mask)
+        and _same_head(wanted.data.head, earlier.data.head)
     )
     if not same:
         raise AttsvmError(f"{out} holds another run (other data or options): choose another --out or remove it.")
     if earlier.state.step > steps:
         raise AttsvmError(f"{out} holds {earlier.state.step} steps of this run already: --steps must be at least that.")
     return earlier
+
+
+def _same_head(mine: Any, theirs: Any) -> bool:
+    """Whether two heads, if there are any, are of one kind and have the same parameters."""
+    if type(mine) is not type(theirs):
+        return False
+    a, b = ({} if head is None else head.tensors() for head in (mine, theirs))
+    return a.keys() == b.keys() and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
 
 
 class _Bar:

@@ -57,7 +57,7 @@ class Nuclear(Geometry):
     def dual_unit(self, G: Tensor) -> Tensor:
         U, s, Vh = _svd(G)
         top = U[..., :, :1] @ Vh[..., :1, :]
-        return torch.where(s[..., :1, None] > 0, top, torch.zeros_like(top)).to(G.dtype)
+        return torch.where(s[..., :1, None] == 0, torch.zeros_like(top), top).to(G.dtype)
 
     def mirror(self, W: Tensor) -> Tensor:
         return _SpectralMap.apply(W, _Asinh(self.beta))
@@ -223,7 +223,9 @@ class _SpectralDerivative(torch.autograd.Function):
 
 
 def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.linalg.svd(W.double(), full_matrices=False)
+    finite = W.isfinite().flatten(-2).all(-1)[..., None, None]  # one bad matrix must not stop the others
+    U, s, Vh = torch.linalg.svd(torch.where(finite, W, 0.0).double(), full_matrices=False)
+    return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], s, torch.nan), Vh
 
 
 def _of_singular_values(W: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:

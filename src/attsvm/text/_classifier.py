@@ -240,12 +240,19 @@ def _checked_labels(y: Any, count: int) -> np.ndarray:
         raise AttsvmError(f"y must have a label for every text, but label {missing[0]} is missing.")
     if labels.dtype == object and len({type(label) for label in labels}) == 1:
         labels = np.array(labels.tolist())
-    check_classification_targets(labels)
+    try:
+        check_classification_targets(labels)
+    except ValueError as error:
+        raise AttsvmError(" ".join(str(error).split())) from error
     return labels
 
 
 def _checked_weight(sample_weight: Any, class_weight: Any, labels: np.ndarray) -> np.ndarray:
     weight = compute_sample_weight(class_weight, labels).astype(np.float64)
+    if not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise AttsvmError(
+            f"class_weight must be numbers of at least 0, not all of them zero, but got {class_weight!r}."
+        )
     if sample_weight is not None:
         given = np.asarray(sample_weight, dtype=np.float64)
         if given.shape != weight.shape or not np.isfinite(given).all() or (given < 0).any() or not given.any():

@@ -139,13 +139,13 @@ class Explanations(list[Explanation]):
 
 def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Explanations:
     """See `AttentionTextClassifier.explain`."""
-    texts = [clean(text) for text in texts]
     tokens = model.tokenizer_(texts)
     found = model.features_.places(tokens)
     matrix = model.features_.matrix(tokens)
     attention = model.attention_.attention(matrix)
     direction, bias = two_sided(model.attention_.b), two_sided(model.attention_.bias[None])[0]
     probability = model.predict_proba(texts)
+    texts = [clean(text) for text in texts]  # as the tokenizer did: once, for "&amp;lt;" is not "<"
     chosen = probability.argmax(1) if label is None else np.full(len(texts), _place(model.classes_, label))
     names = model._names
     explanations = Explanations()
@@ -161,7 +161,7 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
                 text=texts[i],
                 label=model.classes_[k],
                 probability=float(probability[i, k]),
-                score=float(contribution.sum() + bias[k]),
+                score=float(bias[k] + contribution[order].sum()),  # in this order, so that it adds up to the last bit
                 bias=float(bias[k]),
                 words=[names[s] for s in columns[order]],
                 attention=weight[order],

@@ -112,15 +112,23 @@ def label_column(table: pa.Table, name: str, source: object) -> np.ndarray:
     column = _column(table, name, source)
     if pa.types.is_nested(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold one label a row, but it holds {column.type}.")
+    if pa.types.is_temporal(column.type) or pa.types.is_binary(column.type):
+        raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {column.type}.")
     labels = column.to_pylist()
-    if column.null_count:
-        raise AttsvmError(f"{source}: row {labels.index(None)} has no label in column {name!r}; drop such rows first.")
+    # An empty cell is a null, of a CSV with texts "", of numbers perhaps nan.
+    missing = next((row for row, label in enumerate(labels) if label is None or label == "" or label != label), None)
+    if missing is not None:
+        raise AttsvmError(f"{source}: row {missing} has no label in column {name!r}; drop such rows first.")
+    if pa.types.is_floating(column.type) and any(label % 1 for label in labels):
+        raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds fractions.")
     return np.array(labels)
 
 
 def _column(table: pa.Table, name: str, source: object) -> Any:
     if name not in table.column_names:
         raise AttsvmError(f"{source} has no column {name!r}; it has {', '.join(map(repr, table.column_names))}.")
+    if table.column_names.count(name) > 1:
+        raise AttsvmError(f"{source} has more than one column {name!r}: rename or drop the others.")
     return table[name]
 
 
