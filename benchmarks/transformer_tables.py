@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from attsvm._atomic import atomic_path
-from attsvm.experiments._transformers import chosen_accuracy
+from attsvm.experiments._transformers import KINDS, PRUNED, chosen_accuracy
 from attsvm.transformer._pieces import UNFINISHED, read_result
 
 RESULTS = Path(__file__).parent / "results" / "transformers"
@@ -51,10 +51,10 @@ def row_of(result: dict[str, Any]) -> dict[str, Any]:
     row |= {"p": settings["p"] if settings["optimizer"].startswith("mirror") else None}
     row |= {"epochs": len(test), "stopped": result["stopped"], "train_accuracy": history["train_accuracy"][-1]}
     row |= {"best": max(test), "validated": chosen_accuracy(history), "last": test[-1]}
-    for kind in ("query", "key", "value"):
+    for kind in KINDS:
         weights = result.get("weights", {}).get(kind, {})
         row |= {f"{kind}_{name}": weights.get(name) for name in ("number", "large", "largest", "gini")}
-    row |= {f"pruned_{share}": result.get("pruning", {}).get(share) for share in ("0", "0.5", "0.8", "0.9", "0.95")}
+    row |= {f"pruned_{share}": result.get("pruning", {}).get(share) for share in map("{:g}".format, PRUNED)}
     return row | {name: result.get(name) for name in ("parameters", "seconds", "processor", "torch", "finished")}
 
 

@@ -232,7 +232,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["--data", str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
         (["--data", str(words), *found], "labels must be 0 or 1, but the column holds"),
         (["--data", str(one), *found], "no row whose split is 'test'"),
-        (["--data", str(numbers), *found], "'split' must hold texts such as 'train', not int64"),
+        (["--data", str(numbers), *found], "'split' must hold texts, but it holds int64"),
         (["--data", str(lists), *found], "'label' must hold one label a row, but it holds list"),
         (["--data", str(short)], "must have a label for every image, but it has 6 and 4"),
         (["--data", str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from torch import Tensor
 
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import as_device, console
@@ -134,11 +135,7 @@ def _earlier(data: TokenData, out: Path, steps: int, options: dict[str, Any]) ->
     same = (
         mine == theirs
         and (wanted.parameterization, wanted.geometry) == (earlier.parameterization, earlier.geometry)
-        and torch.equal(wanted.data.X.cpu(), earlier.data.X)
-        and torch.equal(wanted.data.Z.cpu(), earlier.data.Z)
-        and torch.equal(wanted.data.Y.cpu(), earlier.data.Y)
-        and torch.equal(wanted.data.mask.cpu(), earlier.data.mask)
-        and _same_head(wanted.data.head, earlier.data.head)
+        and _same(wanted.data.tensors(), earlier.data.tensors())
     )
     if not same:
         raise AttsvmError(f"{out} holds another run (other data or options): choose another --out or remove it.")
@@ -147,12 +144,8 @@ def _earlier(data: TokenData, out: Path, steps: int, options: dict[str, Any]) ->
     return earlier
 
 
-def _same_head(mine: Any, theirs: Any) -> bool:
-    """Whether two heads, if there are any, are of one kind and have the same parameters."""
-    if type(mine) is not type(theirs):
-        return False
-    a, b = ({} if head is None else head.tensors() for head in (mine, theirs))
-    return a.keys() == b.keys() and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
+def _same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name].cpu(), theirs[name].cpu()) for name in mine)
 
 
 class _Bar:

@@ -175,6 +175,7 @@ def attention_command(
     from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
     from attsvm.transformer._pieces import read_result
 
+    probes = None if tokenizer is None else encode_probes(tokenizer)
     found: dict[str, Any] = {}
     without: list[str] = []
     short = [place.resolve().stem if place.suffix == ".json" else place.resolve().name for place in runs]
@@ -189,12 +190,12 @@ def attention_command(
             else:
                 without.append(name)
             continue
-        if tokenizer is None:
+        if probes is None:
             raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
         model = load_model(place)
         if not isinstance(model, TextTransformer):
             raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
-        found[name] = class_attention(model, encode_probes(tokenizer))
+        found[name] = class_attention(model, probes)
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
     write_attention_page(out, found)

@@ -21,10 +21,7 @@ ARRAYS = ("X", "Z", "Y", "mask")
 
 def save(data: TokenData, path: PathLike) -> None:
     """Write data to a .npz or .safetensors file, whole or not at all."""
-    tensors = {name: getattr(data, name) for name in ARRAYS}
-    if data.head is not None:
-        tensors |= {f"head.{name}": tensor for name, tensor in data.head.tensors().items()}
-    write_arrays(path, tensors, {"format": FORMAT, "head": data.head.name if data.head else ""})
+    write_arrays(path, data.tensors(), {"format": FORMAT, "head": data.head.name if data.head else ""})
 
 
 def load(path: PathLike) -> TokenData:

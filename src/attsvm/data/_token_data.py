@@ -257,6 +257,12 @@ class TokenData:
     def __iter__(self) -> Iterator[Self]:
         return (self[b] for b in range(self.B))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, with the parameters of the head as "head.v" and so on."""
+        head = {} if self.head is None else self.head.tensors()
+        own = {"X": self.X, "Z": self.Z, "Y": self.Y, "mask": self.mask}
+        return own | {f"head.{name}": tensor for name, tensor in head.items()}
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same data elsewhere or in float32 / float64."""
         if dtype is not None and dtype not in FLOATS:

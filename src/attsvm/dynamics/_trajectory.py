@@ -71,10 +71,7 @@ class Trajectory:
         """Write to a .npz or .safetensors file, whole or not at all."""
         state, strings = self.state._contents()
         data = self.data
-        tensors = {"X": data.X, "Z": data.Z, "Y": data.Y, "mask": data.mask}
-        if data.head is not None:
-            tensors |= _prefixed("head", data.head.tensors())
-        arrays = _prefixed("data", tensors) | _prefixed("records", self.records) | state
+        arrays = _prefixed("data", data.tensors()) | _prefixed("records", self.records) | state
         arrays |= {"steps": self.steps, "W": self.W, "tokens": self.tokens}
         arrays |= {} if self.v is None else {"v": self.v}
         arrays |= {} if self.factors is None else dict(zip("KQ", self.factors))

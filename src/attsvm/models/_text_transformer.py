@@ -58,13 +58,13 @@ class TextTransformer(nn.Module):
         classes: int = 2,
     ) -> None:
         super().__init__()
-        layers = as_count("layers", layers)
+        layers, hidden = as_count("layers", layers), as_count("hidden", hidden)
         heads = layers if heads is None else as_count("heads", heads)
         if as_count("width", width) % heads:
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)
-        self.blocks = nn.ModuleList(_Block(width, as_count("hidden", hidden), heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
         self.head = nn.Linear(width, 1 if as_count("classes", classes) == 2 else classes, bias=False)
 
     def forward(self, tokens: Tensor, lengths: Tensor | Places) -> Tensor:

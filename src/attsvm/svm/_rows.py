@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attsvm.geometry import Lp
+
 CANCELLED = 1e-8
 """A combination A'λ below this fraction of the sum of its terms' norms counts as zero."""
 
@@ -60,7 +62,9 @@ class Rows:
 
     def dual_norms(self, q: float) -> Tensor:
         """‖a_c z_cᵀ‖_q = ‖a_c‖_q ‖z_c‖_q of every row, (B, N)."""
-        return (_norms(self.A, q) * _norms(self.Z, q)[..., None]).reshape(self.B, self.N)
+        # Lp scales by the largest entry first: small ones to a high power would underflow.
+        a, z = (Lp(q).norm(x[..., None]) for x in (self.A, self.Z))
+        return (a * z[..., None]).reshape(self.B, self.N)
 
     def project(self, W: Tensor, b: Tensor, tight: Tensor) -> Tensor:
         """The nearest W with AW = b on the tight rows; refined, because the rows may depend on each other."""
@@ -77,12 +81,6 @@ class Rows:
             residual = (self.apply(W) - b) * keep
             W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
         return W
-
-
-def _norms(x: Tensor, q: float) -> Tensor:
-    """‖x‖_q of the last axis, relative to the largest entry: small ones to a high power would underflow."""
-    largest = x.abs().amax(-1)
-    return largest * torch.linalg.vector_norm(x / torch.where(largest > 0, largest, 1.0)[..., None], ord=q, dim=-1)
 
 
 @dataclass

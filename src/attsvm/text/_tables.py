@@ -60,11 +60,7 @@ def read_table(source: str | Path, *, text: str, encoding: str = "utf-8", split:
         return table
     import pyarrow.compute as pc
 
-    column = _column(table, "split", source)
-    try:
-        chosen = table.filter(pc.equal(column, split))  # pyright: ignore[reportAttributeAccessIssue]
-    except NotImplementedError as error:  # numbers are not compared with texts
-        raise AttsvmError(f"{source}: column 'split' must hold texts such as {split!r}, not {column.type}.") from error
+    chosen = table.filter(pc.equal(_strings(table, "split", source), split))  # pyright: ignore[reportAttributeAccessIssue]
     if not len(chosen):
         raise AttsvmError(f"{source} has no row whose split is {split!r}.")
     return chosen
@@ -92,13 +88,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def text_column(table: pa.Table, name: str, source: object) -> list[str]:
     """The texts; a missing one is refused."""
-    import pyarrow as pa
-
-    column = _column(table, name, source)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise AttsvmError(f"{source}: column {name!r} must hold texts, but it holds {column.type}.")
+    column = _strings(table, name, source)
     texts = column.to_pylist()
     if column.null_count:
         raise AttsvmError(f"{source}: row {texts.index(None)} has no text in column {name!r}; drop such rows first.")
@@ -122,6 +112,17 @@ def label_column(table: pa.Table, name: str, source: object) -> np.ndarray:
     if pa.types.is_floating(column.type) and any(label % 1 for label in labels):
         raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds fractions.")
     return np.array(labels)
+
+
+def _strings(table: pa.Table, name: str, source: object) -> Any:
+    import pyarrow as pa
+
+    column = _column(table, name, source)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise AttsvmError(f"{source}: column {name!r} must hold texts, but it holds {column.type}.")
+    return column
 
 
 def _column(table: pa.Table, name: str, source: object) -> Any:
