@@ -28,7 +28,7 @@ from attsvm.transformer._load import open_tokenizer
 from attsvm.transformer._pieces import Piece, find_piece, run_piece, write_piece
 
 SMALL = Settings("adamw", lr=1e-3, sizes={"width": 12, "hidden": 12, "layers": 1, "length": 32}, batch=16, epochs=2)
-MD = ("imdb3-md-p1.1-lr0.0008", "imdb3-md-p2-lr0.0004", "imdb3-adamw-lr0.0003", "imdb3-mirror-adam-p1.1-lr0.0003")
+MD = ("imdb3-md-p1.1-lr0.0008", "imdb3-md-p2-lr0.0004", "imdb3-adamw-lr0.0003", "imdb3-mirror-adam-p1.1-lr0.001")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,21 @@ def test_the_kept_curves_tell_the_comparison() -> None:
     pairs = [(best[f"imdb3-md-p1.1-lr0.0008-seed{n}"], best[f"imdb3-md-p2-lr0.0004-seed{n}"]) for n in range(3)]
     difference = 100 * np.nanmean([a - b for a, b in pairs])  # of the seeds that both have
     assert f"{difference:+.2f}" in compared.ours
+
+
+def test_weights_are_read_at_rates_at_which_training_came_to_its_rule() -> None:
+    rows = rows_of("md-table1", KEPT)
+    for layers, found in shared.measured(rows).items():
+        for method, runs in found.items():
+            rates = [other for other in shared.gather(rows) if (other.method, other.layers) == (method, layers)]
+            ended = [other for other in rates if not other.variant and other.columns["by_rule"].all()]
+            assert runs.columns["by_rule"].all() or not ended
+            validated = [other.columns["chosen"][0] for other in ended or rates]
+            assert runs.columns["chosen"][0] == max(validated)
+    lost = [runs for runs in shared.best_lr(shared.gather(rows)) if runs.columns["last"].mean() < 0.6]
+    axes = CATALOG["md-table1"].figure(rows).axes[1]
+    written = [text.get_text() for text in axes.texts]
+    assert written == [f"◂ last epoch {100 * runs.columns['last'].mean():.1f}" for runs in lost]
 
 
 def test_the_kept_vit_runs_tell_their_comparison() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -144,10 +144,7 @@ class Runs:
 
 
 def gather(rows: Rows) -> list[Runs]:
-    """Runs of equal settings, those that are there; of several learning rates of a method the best one.
-
-    Best is by the validated accuracy of the first seed, which no row of the test split has chosen for itself.
-    """
+    """Runs of equal settings, those that are there."""
     by_setting: dict[tuple[str, int, str, float], dict[int, Columns]] = {}
     for params, columns in rows:
         if columns["status"][0] == MISSING:
@@ -163,17 +160,19 @@ def gather(rows: Rows) -> list[Runs]:
     return sorted(found, key=lambda runs: (runs.layers, runs.variant, [*LOOKS, runs.method].index(runs.method)))
 
 
-def best_lr(found: Sequence[Runs]) -> list[Runs]:
-    """Of runs that differ in the learning rate alone the best."""
+def best_lr(found: Sequence[Runs], worth: Callable[[Runs], Any] | None = None) -> list[Runs]:
+    """Of runs that differ in the learning rate alone the best: by their validated accuracy, or by `worth`."""
+    worth = worth or _validated
     best: dict[tuple[str, int, str], Runs] = {}
     for runs in found:
         key = (runs.method, runs.layers, runs.variant)
-        if key not in best or _validated(runs) > _validated(best[key]):
+        if key not in best or worth(runs) > worth(best[key]):
             best[key] = runs
     return list(best.values())
 
 
 def _validated(runs: Runs) -> float:
+    """Of the first seed: an accuracy that no row of the test split has chosen for itself."""
     chosen = runs.columns["chosen"][0]
     return float(chosen if np.isfinite(chosen) else runs.columns["last"][0])
 
@@ -242,9 +241,13 @@ def there_are(figure: str, found: Mapping[int, Mapping[str, Runs]]) -> list[Chec
 
 
 def measured(rows: Rows, column: str = "gini") -> dict[int, dict[str, Runs]]:
-    """Runs of the plain variant whose last weights were measured, by size and method, at each method's best rate."""
+    """Runs of the plain variant whose last weights were measured, by size and method, at each method's best rate.
+
+    Rates at which training came to its stopping rule go first: others may have lost by their last epoch what they had
+    learned, so that their last weights say nothing.
+    """
     found: dict[int, dict[str, Runs]] = {}
-    for runs in best_lr(gather(rows)):
+    for runs in best_lr(gather(rows), lambda runs: (bool(runs.columns["by_rule"].all()), _validated(runs))):
         there = runs.with_weights()
         if not runs.variant and there.seeds and np.isfinite(there.columns[column]).all():
             found.setdefault(runs.layers, {})[runs.method] = there

@@ -40,7 +40,12 @@ def figure(rows: Rows) -> Figure:
                 ax.step(middles, counts, where="mid", color=runs.look.colour, ls=runs.look.line, label=runs.method)
                 ax.plot(runs.columns["largest"][:, k].max(), 0.5, runs.look.marker, color=runs.look.colour, ms=5)
             title = f"size {layers}, {kind} weights (largest: marker)"
-            ax.set(yscale="log", ylim=(0.3, None), xlabel="|w|, from 0.06 on", title=title)
+            ax.set(xscale="log", yscale="log", ylim=(0.3, None), xlabel="|w|, from 0.06 on", title=title)
+            ax.set_xticks([0.1, 0.3, 1, 3, 10], labels=["0.1", "0.3", "1", "3", "10"])
+            ax.set_xticks([], minor=True)
+            ax.set_xlim(
+                LARGE_EDGES[0], 1.3 * max(1.0, *(runs.columns["largest"][:, k].max() for runs in found.values()))
+            )
         for runs in found.values():
             accuracy = 100 * runs.columns["pruned"]
             error = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None

@@ -48,12 +48,17 @@ def figure(rows: Rows) -> Figure:
     epochs = np.arange(1, MOST_EPOCHS + 1)
     for runs in first:
         band(curves, epochs, 100 * runs.columns["test_curve"], runs.look, f"{runs.method} (lr {runs.lr:g})")
+    lowest = 100 * min(runs.columns["best"].min() for runs in found)
     curves.set(xlabel="epoch", ylabel="test accuracy, %", title="size 3")
+    curves.set_ylim(bottom=lowest - 12)  # what differs is above
     for k, runs in enumerate(found):
         _table_row(table, k, runs)
-    labels = [f"{runs.method}, size {runs.layers}{_comma(runs.variant)}\n{runs.extent}" for runs in found]
+    labels = [
+        f"{runs.method} (lr {runs.lr:g}), size {runs.layers}{_comma(runs.variant)}\n{runs.extent}" for runs in found
+    ]
     table.set(yticks=range(len(found)), yticklabels=labels, xlabel="test accuracy, % (± standard deviation over seeds)")
     table.invert_yaxis()
+    _keep_readable(table, found, lowest - 4)
     return finish(figure, [curves, table])
 
 
@@ -66,6 +71,16 @@ def _table_row(ax: Axes, k: int, runs: Runs) -> None:
     if (runs.method, runs.layers) in PAPER:
         value, error = PAPER[runs.method, runs.layers]
         _point(ax, value, error, k, "x", SERIES[1].colour, "paper, best epoch")
+
+
+def _keep_readable(ax: Axes, found: list[Runs], left: float) -> None:
+    """A run that lost all it had learned would stretch the axis: its last accuracy is written at the edge instead."""
+    ax.set_xlim(left=left)
+    for k, runs in enumerate(found):
+        last = 100 * runs.columns["last"].mean()
+        if last < left:
+            text = f"◂ last epoch {last:.1f}"
+            ax.annotate(text, (left, k + 0.2), (3, 0), textcoords="offset points", va="center", fontsize=8)
 
 
 def _point(ax: Axes, value: float, error: float, y: float, marker: str, colour: str, label: str) -> None:
