@@ -211,6 +211,31 @@ def test_wrong_arguments() -> None:
         solve(problem, "spectral")
 
 
+@pytest.mark.parametrize("geometry", ["l1.1", "l1.5", "l2", "l3", "l10", "l30", "nuclear"])
+def test_rows_of_very_different_length(geometry: str) -> None:
+    """Lengths over three decades: all are answered, in agreement with an LP on which have a solution."""
+    generator = torch.Generator().manual_seed(0)
+    A, Z, size = (
+        torch.randn(*n, generator=generator, dtype=torch.float64) for n in ((60, 3, 8, 5), (60, 3, 6), (60, 3, 8))
+    )
+    length = 10 ** (3 * torch.rand(60, 3, 8, generator=generator, dtype=torch.float64))
+    none = torch.zeros_like(size, dtype=torch.bool)
+    problem = attsvm.MarginProblem(A * length[..., None], Z, size.abs() + 0.1, equality=none, present=~none)
+    solution, truth = solve(problem, geometry), feasible(problem)
+    assert 0 < truth.sum() < 60
+    np.testing.assert_array_equal(solution.solved.numpy(), truth)
+    np.testing.assert_array_equal(solution.infeasible.numpy(), ~truth)
+    assert_optimal(problem, solution, 1e-9)
+    assert_farkas(problem, solution)
+
+
+def test_a_second_attempt_solves_what_the_first_does_not() -> None:
+    data = sphere(5, 6, 4, trials=200, seed=0)
+    solution = solve(att_svm(data), "l100")
+    assert (solution.status == Status.NOT_CONVERGED).sum() <= 4
+    assert_optimal(att_svm(data), solution, 1e-9)
+
+
 @pytest.mark.parametrize("norm", ["l1.01", "l1.02", "l1.1", "l2"])
 @pytest.mark.parametrize("short", [1e-3, 1e-6])
 def test_short_rows_beside_long_ones_are_not_taken_for_zero(norm: str, short: float) -> None:

@@ -92,8 +92,8 @@ def _free(rows: Rows, lam: Tensor, s: Tensor, t: Tensor, U: Tensor, W: Tensor, p
     return _State(lam, s, t, U, U_norm, W, norm, rows.apply(W), unit, power)
 
 
-def solve_lp(system: System, p: float, tol: float, max_iterations: int) -> Iterates:
-    """The best iterates of the method, and after how many iterations it stopped."""
+def solve_lp(system: System, p: float, tol: float, max_iterations: int, start: Tensor | None = None) -> Iterates:
+    """The best iterates of the method, and after how many iterations it stopped; `start` are multipliers, b'λ = 1."""
     B, b = system.rows.B, system.b
     out = Iterates(
         W=b.new_zeros(B, system.rows.d, system.rows.e),
@@ -104,14 +104,13 @@ def solve_lp(system: System, p: float, tol: float, max_iterations: int) -> Itera
     best = b.new_full((B,), torch.inf)
     idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
     gram = system.rows.gram() if p == 2 else None
-    state = _start(system, p)
+    state = _start(system, system.equal_multipliers() if start is None else start, p)
 
     for iteration in range(max_iterations + 1):
         # Certify the iterates, keep the best of each instance, retire the finished ones.
         b, inequality = system.b, system.inequality
         lower = (b * state.lam).sum(1) / state.U_norm
-        least = state.AW.masked_fill(~inequality, torch.inf).amin(1)
-        margin = torch.where(inequality.any(1), least, state.t)
+        margin = torch.where(inequality.any(1), system.least_margin(state.AW), state.t)
         off = (state.AW - margin[:, None] * b).masked_fill(inequality, 0.0)
         violation = off.abs().sum(1) * state.lam.abs().amax(1)
         gap = (state.W_norm / margin - lower).abs() / lower + violation / margin
@@ -138,16 +137,16 @@ def solve_lp(system: System, p: float, tol: float, max_iterations: int) -> Itera
     return out
 
 
-def _start(system: System, p: float) -> _State:
-    """Equal multipliers, W linked to them, and slacks no smaller than the spread of the rows."""
-    rows, b, lam = system.rows, system.b, system.equal_multipliers()
+def _start(system: System, lam: Tensor, p: float) -> _State:
+    """W linked to the multipliers, and slacks no smaller than the spread of the rows."""
+    rows, b = system.rows, system.b
     state = _link(rows, lam, torch.zeros_like(b), torch.zeros_like(b[:, 0]), p)
     if p > 2:
         state = _free(rows, lam, state.s, state.t, state.U, state.W, p)
     state.t = (lam * state.AW).sum(1)
     residual = (state.AW - state.t[:, None] * b) * system.inequality
-    spread = residual.abs().sum(1) / system.inequality.sum(1).clamp_min(1)
-    state.s = system.inequality * (residual.clamp_min(0) + torch.maximum(spread, 0.1 * state.t)[:, None])
+    spread, mean = torch.stack((residual.abs(), state.t[:, None] * b)).sum(2) / system.inequality.sum(1).clamp_min(1)
+    state.s = system.inequality * (residual.clamp_min(0) + torch.maximum(spread, 0.1 * mean)[:, None])
     return state
 
 
@@ -225,7 +224,7 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         dW = hessian(dU + link)
         # Without inequalities there is no complementarity to steer by, and a fall at every step is too much to ask.
         before = torch.where(count > 0, 1.0, 3.0) * _norm(link, q)
-    # Off the link by more than this multiple of the complementarity, Newton's model is not to be trusted.
+    # Off the link by more than this multiple of the mean slack, Newton's model is not to be trusted.
     slack = 10 if p < 2 else 30
     for halving in range(HALVINGS + 1):
         a = step[:, None]
@@ -237,7 +236,8 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
             a = step[:, None, None]
             new = _free(rows, lam, s, t, x.U + a * dU, x.W + a * dW, p)
             after = _norm(_off_link(new), q)
-        too_long = ~(after <= torch.maximum(before, slack * (lam * s).sum(1)))
+        mean = (lam * s).sum(1) / lam.abs().sum(1)
+        too_long = ~(after <= torch.maximum(before, slack * mean))
         if p == 2 or halving == HALVINGS or not too_long.any():
             return new
         step = torch.where(too_long, step / 2, step)

@@ -71,7 +71,6 @@ def solve_nuclear(system: System, tol: float, max_iterations: int) -> Iterates:
         b=system.b * unique,
         inequality=system.inequality & unique,
         equality=system.equality & unique,
-        row_norm=system.row_norm,
     )
     out = _iterate(small, _starting_point(small), tol, max_iterations)
     out.W = basis_A @ out.W @ basis_Z.mT
@@ -144,7 +143,7 @@ def _starting_point(system: System) -> _State:
         L=cholesky_ex(XS)[0],
         lam=lam,
         t=t,
-        s=system.inequality * -nu[:, None],
+        s=system.inequality * b * -nu[:, None],
         nu=nu,
         failed=torch.zeros_like(count, dtype=torch.bool),
     )
@@ -301,8 +300,7 @@ def _record(system: System, x: _State, out: Iterates, best: Tensor, tol: float, 
     W = -2.0 * x.XS[:, 0, :d, d:]
     if bool(system.equality.any()):
         W = rows.project(W, x.nu[:, None] * b, system.equality)
-    least = rows.apply(W).masked_fill(~system.inequality, torch.inf).amin(1)
-    margin = torch.where(system.inequality.any(1), least, x.nu)
+    margin = torch.where(system.inequality.any(1), system.least_margin(rows.apply(W)), x.nu)
     dual = matrix_norm(x.XS[:, 1, :d, d:], 2)
     lower = (b * x.lam).sum(1) / dual
     gap = (matrix_norm(W.nan_to_num(), "nuc") / margin - lower).abs() / lower

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm.geometry import Lp
-
 CANCELLED = 1e-8
 """A combination A'λ below this fraction of the sum of its terms' norms counts as zero."""
 
@@ -60,12 +58,6 @@ class Rows:
         rows._zz = None if self._zz is None else self._zz[index]
         return rows
 
-    def dual_norms(self, q: float) -> Tensor:
-        """‖a_c z_cᵀ‖_q = ‖a_c‖_q ‖z_c‖_q of every row, (B, N)."""
-        # Lp scales by the largest entry first: small ones to a high power would underflow.
-        a, z = (Lp(q).norm(x[..., None]) for x in (self.A, self.Z))
-        return (a * z[..., None]).reshape(self.B, self.N)
-
     def project(self, W: Tensor, b: Tensor, tight: Tensor) -> Tensor:
         """The nearest W with AW = b on the tight rows; refined, because the rows may depend on each other."""
         keep = tight.to(b.dtype)
@@ -85,7 +77,7 @@ class Rows:
 
 @dataclass
 class System:
-    """Rows of dual norm at most 1, with b = 1 on inequalities; `row_norm` (B, N) are these dual norms.
+    """Rows of dual norm 1, with 0 < b ≤ 1 on inequalities: for rows of equal norm equal multipliers are a good start.
 
     A row that is neither an inequality nor an equality is not there at all: its a and b are zero.
     """
@@ -94,7 +86,6 @@ class System:
     b: Tensor
     inequality: Tensor
     equality: Tensor
-    row_norm: Tensor
 
     def take(self, index: Tensor) -> System:
         """The instances named by `index`."""
@@ -103,15 +94,18 @@ class System:
             self.b[index],
             self.inequality[index],
             self.equality[index],
-            self.row_norm[index],
         )
 
     def equal_multipliers(self) -> Tensor:
         """A start with b'λ = 1: equal on inequalities, or the shortest λ where there are only equalities."""
-        count = self.inequality.sum(1, keepdim=True)
+        total = (self.b * self.inequality).sum(1, keepdim=True)
         shortest = self.b / self.b.square().sum(1, keepdim=True)
-        return torch.where(count > 0, self.inequality / count.clamp_min(1), shortest)
+        return torch.where(total > 0, self.inequality / total, shortest)
+
+    def least_margin(self, AW: Tensor) -> Tensor:
+        """The smallest AW/b of the inequalities, (B,); infinite where there are none."""
+        return (AW / self.b).where(self.inequality, torch.inf).amin(1)
 
     def cancelled(self, lam: Tensor, dual_norm: Tensor) -> Tensor:
         """Whether the terms of A'λ cancel, (B,): then λ is a Farkas vector and no W is feasible."""
-        return dual_norm <= CANCELLED * (lam.abs() * self.row_norm).sum(1)
+        return dual_norm <= CANCELLED * lam.abs().sum(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ def solve(
 ) -> MaxMargin:
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
-    The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: ask for tol=1e-12 when the
+    The arithmetic is float64 on the problem's device. An instance that does not converge in `max_iterations` is tried
+    once more from another start. A gap ε determines W to about √ε: ask for tol=1e-12 when the
     direction matters to six digits. Infeasible instances and instances that do not converge come back in the same
     batch with their `status`; they do not disturb the others.
     """
@@ -39,7 +40,7 @@ def solve(
     if max_iterations < 1:
         raise AttsvmError(f"max_iterations must be at least 1, but got {max_iterations}.")
     with torch.no_grad():
-        system, scale, impossible = _prepare(problem, geometry)
+        system, row_norm, scale, impossible = _prepare(problem, geometry)
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
@@ -47,22 +48,23 @@ def solve(
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / per_instance))
         for index in left.split(chunk) if len(left) else ():
             part = system.take(index)
-            run = _run(part, geometry, tol, max_iterations)
-            answer.put(index, _certify(part, geometry, run, tol))
-            answer.iterations[index] = run.iterations
-        support = system.inequality & (rows.apply(answer.W) - system.b <= _share(system, answer.lam).clamp_min(1e-8))
+            answer.put(index, _certify(part, geometry, _run(part, geometry, tol, max_iterations), tol))
+            again = index[answer.status[index] == Status.NOT_CONVERGED]
+            if isinstance(geometry, Lp) and geometry.p != 2 and len(again):
+                answer.improve(again, _second_attempt(system.take(again), geometry, tol, max_iterations))
+        share = torch.maximum(_share(system, answer.lam), 1e-8 * system.b)
+        support = system.inequality & (rows.apply(answer.W) - system.b <= share)
 
-        # Back to original units: A was divided by the scale, and inequality rows by their b.
+        # Back to original units: rows were divided by their norms, and b by the scale of W.
         shape, infeasible = problem.b.shape, answer.status == Status.INFEASIBLE
-        lam = answer.lam * torch.where(infeasible, 1.0, 1 / scale.square())[:, None]
-        row_b = torch.where(system.inequality | impossible, problem.b.flatten(1), 1.0)
+        lam = answer.lam * torch.where(infeasible, 1 / scale, scale)[:, None] / row_norm
         return MaxMargin(
             problem=problem,
             geometry=geometry,
-            W=answer.W / scale[:, None, None],
-            multipliers=(lam / row_b).reshape(shape),
-            lower=answer.lower / scale,
-            upper=answer.upper / scale,
+            W=answer.W * scale[:, None, None],
+            multipliers=lam.reshape(shape),
+            lower=answer.lower * scale,
+            upper=answer.upper * scale,
             support=support.reshape(shape),
             status=answer.status,
             iterations=answer.iterations,
@@ -91,12 +93,24 @@ class _Answer:
     iterations: Tensor
 
     def put(self, index: Tensor, part: _Answer) -> None:
-        for name in ("W", "lam", "lower", "upper", "status"):
-            getattr(self, name)[index] = getattr(part, name)
+        for f in fields(self):
+            getattr(self, f.name)[index] = getattr(part, f.name)
+
+    def take(self, index: Tensor) -> _Answer:
+        return _Answer(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def improve(self, index: Tensor, part: _Answer) -> None:
+        """Put in what is better: an answer, or a narrower bracket."""
+        part.iterations += self.iterations[index]
+        self.iterations[index] = part.iterations
+        narrower = part.upper - part.lower < self.upper[index] - self.lower[index]
+        better = ((part.status != Status.NOT_CONVERGED) | narrower).nonzero()[:, 0]
+        self.put(index[better], part.take(better))
 
 
-def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Tensor, Tensor]:
-    """The scaled system, its scale (B,), and the rows (B, N) that no W can satisfy because they are zero."""
+def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Tensor, Tensor, Tensor]:
+    """The scaled system, what its rows (B, N) and W (B,) were divided by, and the rows (B, N) that no W can satisfy
+    because they are zero."""
     A, Z, b = (x.to(torch.float64) for x in (problem.A, problem.Z, problem.b))
     B, Q, R, d = A.shape
     inequality, equality = problem.present & ~problem.equality, problem.present & problem.equality
@@ -106,35 +120,33 @@ def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Te
             "equality rows beside inequalities must have b = 0, because their margin scales with W; "
             f"instance {int(mixed.nonzero()[0])} has another right-hand side."
         )
-    A = torch.where(problem.present[..., None], A, 0.0) / torch.where(inequality, b, 1.0)[..., None]
-    b = torch.where(inequality, 1.0, b * equality)
+    A, b = torch.where(problem.present[..., None], A, 0.0), torch.where(problem.present, b, 0.0)
+    norm = Lp(2.0 if isinstance(geometry, Nuclear) else geometry.q).norm
+    norm_A, norm_Z = norm(A[..., None]), norm(Z[..., None])
+    A, Z = A / _or_one(norm_A)[..., None], Z / _or_one(norm_Z)[..., None]
     if problem.shape[1] == 1:  # a scalar z joins its row, and all rows form one group
         A, Z = (A * Z[:, :, None, :]).reshape(B, 1, Q * R, d), Z.new_ones(B, 1, 1)
     b, inequality, equality = b.flatten(1), inequality.flatten(1), equality.flatten(1)
-
-    # First the largest entries of A and Z become 1, so that no norm overflows, then the largest row.
-    largest_A, largest_Z = _largest(A), _largest(Z)
-    A, Z = A / largest_A[:, None, None, None], Z / largest_Z[:, None, None]
-    row_norm = Rows(A, Z).dual_norms(2.0 if isinstance(geometry, Nuclear) else geometry.q)
-    zero = row_norm == 0
-    longest = _largest(row_norm)
-    scale = largest_A * largest_Z * longest
-    if not bool((scale.isfinite() & (1 / scale.square()).isfinite()).all()):
+    row_norm = (_or_one(norm_A) * _or_one(norm_Z)[..., None]).flatten(1)
+    zero = ((norm_A == 0) | (norm_Z == 0)[..., None]).flatten(1)
+    asked, impossible = b / row_norm, zero & (b != 0)
+    possible = (asked.abs() > 1e-150) & (asked.abs() < 1e150) | (b == 0)
+    if not bool(((row_norm.isfinite() & possible) | zero).all()):
         raise AttsvmError("the rows ⟨a ⊗ z, W⟩/b must have norms between 1e-150 and 1e150: rescale A, Z or b.")
+    scale = _or_one(asked.masked_fill(zero, 0.0).abs().sum(1))
     system = System(
-        rows=Rows(A / longest[:, None, None, None], Z),
-        b=torch.where(zero, 0.0, b),
+        rows=Rows(A, Z),
+        b=torch.where(zero, 0.0, asked / scale[:, None]),
         inequality=inequality & ~zero,
         equality=equality & ~zero,
-        row_norm=row_norm / longest[:, None],
     )
-    return system, scale, zero & (b != 0)
+    # A zero row has no norm to divide by: with this one its multiplier of 1 becomes the Farkas vector 1/b.
+    row_norm = torch.where(impossible, b / scale[:, None], row_norm)
+    return system, row_norm, scale, impossible
 
 
-def _largest(x: Tensor) -> Tensor:
-    """The largest absolute entry of each instance (B,), 1 where there is none but zeros."""
-    largest = x.flatten(1).abs().amax(1) if x[:1].numel() else x.new_zeros(len(x))
-    return torch.where(largest > 0, largest, 1.0)
+def _or_one(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 1.0)
 
 
 def _without_iterating(system: System, impossible: Tensor) -> _Answer:
@@ -164,8 +176,19 @@ def _run(system: System, geometry: Lp | Nuclear, tol: float, max_iterations: int
     return solve_lp(system, geometry.p, tol, max_iterations)
 
 
+def _second_attempt(system: System, geometry: Lp, tol: float, max_iterations: int) -> _Answer:
+    """From near the solution for p = 2, which is found where others are not; infeasible for p = 2 is so for all p."""
+    first = solve_lp(system, 2.0, tol, max_iterations)
+    value = (system.b * first.lam).sum(1, keepdim=True)
+    equal = system.equal_multipliers()
+    start = torch.where((value > 0) & value.isfinite(), 0.9 * first.lam / value + 0.1 * equal, equal)
+    run = solve_lp(system, geometry.p, tol, max_iterations, start)
+    run.iterations += first.iterations
+    return _certify(system, geometry, run, tol)
+
+
 def _share(system: System, lam: Tensor) -> Tensor:
-    """The multipliers as parts of b'λ. Near the solution a row's slack times its share is small; which of the two
+    """The multipliers over b'λ. Near the solution a row's slack times its share is small; which of the two
     is larger tells the rows at the margin from the others."""
     return lam / (system.b * lam).sum(1, keepdim=True)
 
@@ -184,7 +207,7 @@ def _certify(system: System, geometry: Lp | Nuclear, run: Iterates, tol: float) 
     def at_margin(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """W scaled to margin 1, its norm (infinite if W separates nothing), and the slack of its rows."""
         AW = rows.apply(W)
-        margin = torch.where(has_margin, AW.masked_fill(~inequality, math.inf).amin(1), 1.0)
+        margin = torch.where(has_margin, system.least_margin(AW), 1.0)
         norm = geometry.norm(W) / margin
         found = (margin > 0) & norm.isfinite()
         W = torch.where(found[:, None, None], W / margin[:, None, None], math.nan)
