@@ -24,6 +24,7 @@ def checked_path(path: PathLike) -> Path:
 def write_arrays(path: PathLike, tensors: dict[str, Tensor], strings: dict[str, str]) -> None:
     """Tensors by name; the strings become 0-d arrays in .npz and metadata in .safetensors."""
     path = checked_path(path)
+    assert not tensors.keys() & strings.keys()  # an .npz file has one name for both
     arrays = {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
     with atomic_path(path) as temporary:
         if path.suffix == ".npz":

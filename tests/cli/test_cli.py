@@ -62,7 +62,8 @@ def test_tokens_by_number_and_by_file(folder: Path) -> None:
     listed = json.loads(run("solve", "data.npz", "--tokens", "0,2,1", "--json", cwd=folder).stdout)
     np.save(folder / "tokens.npy", np.array([0, 2, 1]))
     (folder / "tokens.txt").write_text("0\n2\n1\n")
-    for name in ("tokens.npy", "tokens.txt"):
+    (folder / "tokens.csv").write_text("0,2,1\n")
+    for name in ("tokens.npy", "tokens.txt", "tokens.csv"):
         from_file = json.loads(run("solve", "data.npz", "--tokens", name, "--json", cwd=folder).stdout)
         assert from_file == listed
     assert listed["trials"][0]["tokens"] == [[0], [2], [1]]
@@ -76,6 +77,7 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
     with np.load(folder / "flat_solution.npz") as written:
         assert (written["status"] == 1).any()
         assert len(written["W"]) == 8
+        assert (str(written["geometry"]), len(written["norm"])) == ("l2", 8)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,8 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
         (["solve", "data.npz", "--tokens", "0,1"], 1, "must have n·K = 3 numbers"),
         (["solve", "data.npz", "--tokens", "0,1,9"], 1, "tokens must be in 0..3"),
         (["solve", "data.npz", "--tokens", "a,b"], 1, "--tokens must be"),
+        (["solve", "data.npz", "--tokens", "odd.txt"], 1, "as many in every line"),
+        (["solve", "data.npz", "--tokens", "empty.txt"], 1, "tokens must have shape"),
         (["solve", "data.npz", "--tol", "2"], 1, "tol must be between"),
         (["solve", "data.npz", "--device", "cuda:7"], 1, "not available"),
         (["solve", "data.npz", "--out", "solution.txt"], 1, "must end in .npz or .safetensors"),
@@ -98,6 +102,8 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else None,
 )
 def test_wrong_input_gets_one_sentence(folder: Path, arguments: list[str], status: int, message: str) -> None:
+    (folder / "odd.txt").write_text("0,1\n2\n")
+    (folder / "empty.txt").write_text("")
     result = run(*arguments, cwd=folder, check=False)
     assert result.returncode == status
     assert message in result.stderr
@@ -135,6 +141,23 @@ main()
     assert "Interrupted" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupting_while_it_loads(tmp_path: Path) -> None:
+    code = """
+import sys
+from attsvm.cli import main
+
+class Interrupted:
+    def find_spec(self, *arguments):
+        raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 130
+    assert result.stderr == "Interrupted; no file was left half written.\n"
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:

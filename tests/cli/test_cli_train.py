@@ -89,9 +89,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
         ((*TRAIN, "--out", "data.npz"), "cannot be made"),
         (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "1 < p"),
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
+        (("train", "data.npz", "--steps", "10", "--seed", "3", "--out", "x"), "give --init-scale too"),
         (("verdict", "nowhere"), "holds no run"),
     ],
-    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "no run"],
+    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "seed", "no run"],
 )
 def test_wrong_input(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     content = dict(np.load(folder / "data.npz"))
@@ -107,3 +108,11 @@ def test_other_parameterizations(folder: Path, parameterization: str) -> None:
     options = ("--parameterization", parameterization, "--steps", "300", "--quiet", "--growing", "4")
     out = f"run-{parameterization}"
     assert "predicted limit" in run("train", "data.npz", *options, "--out", out, cwd=folder).stdout
+
+
+def test_the_seed_draws_the_factors(folder: Path) -> None:
+    for seed in ("0", "7"):
+        options = ("--parameterization", "KQ", "--steps", "5", "--quiet", "--seed", seed)
+        run("train", "data.npz", *options, "--out", f"seed-{seed}", cwd=folder)
+    first, other = (Trajectory.load(folder / f"seed-{seed}" / "trajectory.safetensors") for seed in "07")
+    assert not torch.equal(first.state.theta["K"], other.state.theta["K"])

@@ -272,6 +272,10 @@ def test_bad_data_and_files(data: TokenData, tmp_path):
     run = train(data, steps=1)
     with pytest.raises(AttsvmError, match="record"):
         train(data, steps=2, resume=run, record=["W"])
+    with pytest.raises(AttsvmError, match="a run of the same kind"):
+        train(data, "l3", steps=2, resume=run)
+    with pytest.raises(AttsvmError, match="a run on the same data"):
+        train(TokenData(data.X, data.Z, -data.Y, data.mask, head=data.head), steps=2, resume=run)
     run.state.save(tmp_path / "state.npz")
     with pytest.raises(AttsvmError, match="trajectory"):
         Trajectory.load(tmp_path / "state.npz")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attsvm import AttsvmError, TokenData, embedding_svm, solve, sphere
+from attsvm import AttsvmError, QuadraticHead, TokenData, embedding_svm, solve, sphere
 from attsvm.embeddings import descend, gradient_flow, initial_embeddings, single_important
 from attsvm.embeddings._flow import _Problem
 
@@ -112,6 +112,9 @@ def test_a_vanishing_gradient_is_no_arrival_and_wrong_data_are_refused() -> None
         gradient_flow(sphere(2, 3, 4))
     with pytest.raises(AttsvmError, match="start"):
         gradient_flow(flat, torch.zeros(3))
+    curved = QuadraticHead(torch.ones(1, 1, 4), torch.ones(1, 1))
+    with pytest.raises(AttsvmError, match="linear head"):
+        gradient_flow(TokenData.cls(X, torch.tensor([[1.0, -1.0]], dtype=torch.float64), head=curved))
 
 
 def test_not_all_constraints_of_the_max_margin_vector_are_tight() -> None:

@@ -78,9 +78,14 @@ def test_plan_says_which_rows_count(tmp_path: Path) -> None:
     stored = read_stored(tmp_path, make())
     assert stored is not None
     assert not stored.complete
-    (tmp_path / "toy" / "plan.json").write_text("{")
-    with pytest.raises(AttsvmError, match="plan"):
-        read_stored(tmp_path, make())
+    for broken in ("{", "{}", "[]"):
+        (tmp_path / "toy" / "plan.json").write_text(broken)
+        with pytest.raises(AttsvmError, match="plan"):
+            read_stored(tmp_path, make())
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "toy").write_text("")
+    with pytest.raises(AttsvmError, match="cannot be made a folder"):
+        write_plan(tmp_path / "file", make(), True, "cpu")
 
 
 def test_leftovers_of_a_killed_write_go(tmp_path: Path) -> None:
@@ -94,8 +99,9 @@ def test_leftovers_of_a_killed_write_go(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no")
-    with pytest.raises(AttsvmError, match=r"x\.parquet"):
-        read_columns(tmp_path / "x.parquet")
+    for read in (read_columns, read_provenance):
+        with pytest.raises(AttsvmError, match=r"x\.parquet"):
+            read(tmp_path / "x.parquet")
 
 
 def test_rows_join_cells() -> None:

@@ -209,6 +209,22 @@ def test_wrong_arguments() -> None:
         solve(problem, "l2", max_iterations=0)
     with pytest.raises(attsvm.AttsvmError, match="not a geometry"):
         solve(problem, "spectral")
+    for wrong in (sphere(2, 3, 4), None):
+        with pytest.raises(attsvm.AttsvmError, match="problem must be a MarginProblem"):
+            solve(wrong)  # type: ignore[arg-type]
+    with pytest.raises(attsvm.AttsvmError, match="data must be TokenData"):
+        att_svm(np.zeros((2, 3, 4)), [0, 1])  # type: ignore[arg-type]
+    with pytest.raises(attsvm.AttsvmError, match="trajectory must be a run"):
+        attsvm.verdict(None)  # type: ignore[arg-type]
+
+
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("attsvm.svm._solve.solve_lp", full)
+    with pytest.raises(attsvm.AttsvmError, match="an instance of 4 rows needs about 0 GB of memory"):
+        solve(att_svm(sphere(2, 3, 4)))
 
 
 @pytest.mark.parametrize("geometry", ["l1.1", "l1.5", "l2", "l3", "l10", "l30", "nuclear"])

@@ -29,7 +29,7 @@ def solve_command(
         str,
         typer.Option(
             help="Selected tokens: 'optimal' (highest score); numbers such as 0,2,1, one a query in the order of "
-            "the sequences; or a .npy or text file of numbers, (n, K) or (trials, n, K)."
+            "the sequences; a .npy file, (n, K) or (trials, n, K); or a text file of numbers, a line a sequence."
         ),
     ] = "optimal",
     tol: Annotated[float, typer.Option(help="Relative gap to certify.")] = 1e-9,
@@ -46,7 +46,7 @@ def solve_command(
     chosen = _read_tokens(tokens, loaded)
     solution = solve(att_svm(loaded, chosen), geometry, tol=tol)
     if out is not None:
-        write_arrays(out, _arrays(solution, chosen), {"format": "attsvm-solution/1", "norm": geometry.name})
+        write_arrays(out, _arrays(solution, chosen), {"format": "attsvm-solution/2", "geometry": geometry.name})
     if as_json:
         typer.echo(json.dumps(_as_json(solution, chosen, tol), indent=1, allow_nan=False))
     else:
@@ -60,18 +60,21 @@ def _read_tokens(text: str, data: TokenData) -> Tensor:
     if text == "optimal":
         return data.optimal_tokens()
     path = Path(text)
+    wrong = f"--tokens must be 'optimal', numbers such as 0,2,1, or a file of numbers, but got {text!r}."
     try:
         if path.suffix == ".npy":
             return data.check_tokens(np.load(path, allow_pickle=False))
         if path.is_file():
-            return data.check_tokens(np.loadtxt(path, dtype=np.int64, delimiter=None, ndmin=1))
-        numbers = np.array([int(part) for part in text.split(",")])
+            wrong = f"--tokens {path} must have whole numbers, as many in every line."
+            text = path.read_text()
+        lines = np.array([[int(part) for part in line.replace(",", " ").split()] for line in text.split("\n") if line])
     except AttsvmError:
         raise
     except (OSError, ValueError) as error:
-        raise AttsvmError(
-            f"--tokens must be 'optimal', numbers such as 0,2,1, or a file of numbers, but got {text!r}."
-        ) from error
+        raise AttsvmError(wrong) from error
+    if len(lines) != 1:
+        return data.check_tokens(lines.astype(np.int64))
+    numbers = lines[0]
     if len(numbers) != data.n * data.K:
         raise AttsvmError(f"--tokens must have n·K = {data.n * data.K} numbers, one a query, but got {len(numbers)}.")
     return data.check_tokens(numbers.reshape(data.n, data.K))

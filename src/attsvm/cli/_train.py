@@ -7,10 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
-from torch import Tensor
 
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import as_device, console
@@ -56,7 +54,7 @@ def train_command(
     init_scale: Annotated[
         float | None, typer.Option(min=0, help="Gaussian start of this scale; without it 0 (0.1 for KQ).")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of a Gaussian start.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of a Gaussian start; 0 if not given.")] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width m of K and Q.")] = None,
     ridge: Annotated[
         float, typer.Option(min=0, help="Penalty r·(‖K‖² + ‖Q‖²) or r·‖W‖²; 1e-100 brings (K, Q) to its limit.")
@@ -65,6 +63,10 @@ def train_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train attention on every trial, then say which limit it went to and whether it got there."""
+    if init_scale is None and parameterization is Parameterization.KQ:
+        init_scale = 0.1
+    if seed is not None and init_scale is None:
+        raise AttsvmError("--seed is that of a Gaussian start, and this one is 0: give --init-scale too.")
     loaded = load(data).to(device=as_device(device))
     options: dict[str, Any] = {
         "geometry": geometry,
@@ -72,7 +74,7 @@ def train_command(
         "lr": Growing(lr, growing) if growing else lr,
         "normalize": normalize,
         "loss": loss.value,
-        "init": None if init_scale is None else Gaussian(init_scale, seed),
+        "init": None if init_scale is None else Gaussian(init_scale, seed or 0),
         "m": width,
         "ridge": ridge,
         "record": _record(loaded, steps),
@@ -135,17 +137,13 @@ def _earlier(data: TokenData, out: Path, steps: int, options: dict[str, Any]) ->
     same = (
         mine == theirs
         and (wanted.parameterization, wanted.geometry) == (earlier.parameterization, earlier.geometry)
-        and _same(wanted.data.tensors(), earlier.data.tensors())
+        and wanted.data.equals(earlier.data)
     )
     if not same:
         raise AttsvmError(f"{out} holds another run (other data or options): choose another --out or remove it.")
     if earlier.state.step > steps:
         raise AttsvmError(f"{out} holds {earlier.state.step} steps of this run already: --steps must be at least that.")
     return earlier
-
-
-def _same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name].cpu(), theirs[name].cpu()) for name in mine)
 
 
 class _Bar:

@@ -263,6 +263,12 @@ class TokenData:
         own = {"X": self.X, "Z": self.Z, "Y": self.Y, "mask": self.mask}
         return own | {f"head.{name}": tensor for name, tensor in head.items()}
 
+    def equals(self, other: Self) -> bool:
+        """Whether all numbers and the kind of head are the same, on whatever device."""
+        mine, theirs = self.tensors(), other.tensors()
+        same = type(self.head) is type(other.head) and mine.keys() == theirs.keys()
+        return same and all(torch.equal(mine[name].cpu(), theirs[name].cpu()) for name in mine)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same data elsewhere or in float32 / float64."""
         if dtype is not None and dtype not in FLOATS:

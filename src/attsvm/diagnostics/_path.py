@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from attsvm._check import describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
@@ -57,6 +58,8 @@ class Path:
 
     @classmethod
     def of(cls, run: TrajectoryLike) -> "Path":
+        if not isinstance(getattr(run, "data", None), TokenData):
+            raise AttsvmError(f"trajectory must be a run, such as train returns, but got {describe(run)}.")
         data = run.data.to(dtype=torch.float64)
         if run.parameterization not in ("W", "KQ", "joint"):
             raise AttsvmError(f"parameterization must be W, KQ or joint, but got {run.parameterization!r}.")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def plan(at: Sequence[int] | int | str, first: int, last: int) -> list[int]:
         while (step := round(10 ** (j / PER_DECADE))) <= last:
             steps.add(step)
             j += 1
-    elif isinstance(at, Sequence | torch.Tensor):
+    elif isinstance(at, Sequence | torch.Tensor | np.ndarray):
         steps = set(as_index("at", at).flatten().tolist()) if len(at) else set()
         if steps and min(steps) < 0:
             raise AttsvmError(f"at must be steps at least 0, but got {min(steps)}.")

@@ -79,6 +79,8 @@ def train(
         theta = {name: geometry.mirror(block) for name, block in blocks.items()}
         state = TrainState(0, theta, wants_compiled(data, steps) if compile is None else bool(compile))
     else:
+        if isinstance(resume, Trajectory):
+            _check_the_same(resume, data, limit, parameterization)
         state = _resumed(resume, data, shapes, steps)
         state = state if compile is None else TrainState(state.step, state.theta, bool(compile))
 
@@ -155,6 +157,15 @@ def _shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shapes:
     width = min(data.d, data.e) if m is None else as_count("m", m)
     shapes = {"W": (data.d, data.e), "K": (data.d, width), "Q": (data.e, width), "v": (data.d, 1)}
     return {name: shapes[name] for name in names}
+
+
+def _check_the_same(resume: Trajectory, data: TokenData, geometry: Geometry, parameterization: str) -> None:
+    """θ means another W in another geometry, and the records are of the resumed run's data."""
+    if (resume.parameterization, resume.geometry) != (parameterization, geometry):
+        ran, asked = f"{resume.parameterization}, {resume.geometry.name}", f"{parameterization}, {geometry.name}"
+        raise AttsvmError(f"resume must be a run of the same kind, but it trained {ran}, not {asked}.")
+    if not resume.data.equals(data):
+        raise AttsvmError("resume must be a run on the same data: start from its W by init=Near(W) or tensors instead.")
 
 
 def _resumed(resume: TrainState | Trajectory, data: TokenData, shapes: Shapes, steps: int) -> TrainState:

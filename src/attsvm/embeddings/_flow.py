@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_float
-from attsvm.data import TokenData
+from attsvm._check import as_count, as_float, describe
+from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError
 
 NEWTON, CLOSE = 12, 1e-11
@@ -48,6 +48,8 @@ def gradient_flow(
     """
     if data.K != 1 or data.e != 1:
         raise AttsvmError("data must be of the ⟨cls⟩ model, TokenData.cls, with one query of size 1.")
+    if not isinstance(data.head, LinearHead):
+        raise AttsvmError(f"data must have a linear head, but this one is {describe(data.head)}: see TokenData.cls.")
     problem = _Problem.of(data.to(dtype=torch.float64))
     p = data.X.new_zeros(data.B, data.d, dtype=torch.float64) if start is None else as_float("start", start, problem.X)
     if p.shape not in ((data.d,), (data.B, data.d)):

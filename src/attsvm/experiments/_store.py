@@ -50,7 +50,7 @@ def write_batch(
     metadata = {_PROVENANCE: json.dumps(provenance, sort_keys=True), _TIMING: json.dumps(dict(timing), sort_keys=True)}
     table = pa.Table.from_arrays(list(data), schema=pa.schema(fields, metadata=metadata))
     path = root / batch.path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -78,8 +78,11 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
 
 def read_provenance(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the rows depend on and where they were made; and when, in how many seconds."""
-    metadata = pq.read_schema(path).metadata
-    return json.loads(metadata[_PROVENANCE]), json.loads(metadata[_TIMING])
+    try:
+        metadata = pq.read_schema(path).metadata
+        return json.loads(metadata[_PROVENANCE]), json.loads(metadata[_TIMING])
+    except (OSError, pa.ArrowException, LookupError, TypeError) as error:
+        raise AttsvmError(f"{path} must be a parquet file of attsvm, but it cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def write_plan(
     plan: dict[str, Any] = {"quick": quick, "device": device}
     if experiment.needs:
         plan["data"] = experiment.data(digests or {})
-    (root / experiment.id).mkdir(parents=True, exist_ok=True)
+    _make_folder(root / experiment.id)
     with atomic_path(root / experiment.id / PLAN) as temporary:
         temporary.write_text(json.dumps(plan) + "\n")
 
@@ -125,13 +128,21 @@ def read_stored(root: Path, experiment: Experiment) -> Stored | None:
     """The last planned run, if there is one; files of other versions or parameters are no part of it."""
     try:
         plan = json.loads((root / experiment.id / PLAN).read_text())
+        quick, device, data = plan["quick"], plan["device"], plan.get("data")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise AttsvmError(f"{root / experiment.id / PLAN} must be a plan of attsvm, but it cannot be read.") from error
-    batches = experiment.batches(plan["quick"], plan["device"], plan.get("data"))
+    batches = experiment.batches(quick, device, data)
     paths = [path for batch in batches if (path := root / batch.path).is_file()]
-    return Stored(experiment, plan["quick"], plan["device"], batches, paths)
+    return Stored(experiment, quick, device, batches, paths)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"{path} cannot be made a folder: {error.strerror}.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_bool, as_float, as_index, check_real
+from attsvm._check import as_bool, as_float, as_index, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 
@@ -99,6 +99,8 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 
     `tokens` (n,), (n, K) or (B, n, K) are the selected tokens α; the optimal ones by default.
     """
+    if not isinstance(data, TokenData):
+        raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
     tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
     return gen_svm(data, torch.zeros_like(data.mask).scatter_(-1, tokens[..., None], True))
 

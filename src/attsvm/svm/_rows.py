@@ -41,13 +41,15 @@ class Rows:
         For two groups i, j the weights collapse to one vector g_ij = Σ_l z_il z_jl E_·l of length d, and the
         block is A_i diag(g_ij) A_jᵀ.
         """
-        if E is None:
-            inner = (self.Z @ self.Z.mT)[..., None]
-        else:
-            if self._zz is None:
-                Z = self.Z
-                self._zz = (Z[:, :, None, :] * Z[:, None, :, :]).reshape(self.B, self.Q * self.Q, self.e)
-            inner = (self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d)
+        if E is None:  # the products of the a and of the z, without an array of Q·N·d numbers
+            flat = self.A.flatten(1, 2)
+            gram = (flat @ flat.mT).reshape(self.B, self.Q, self.R, self.Q, self.R)
+            gram *= (self.Z @ self.Z.mT)[:, :, None, :, None]
+            return gram.reshape(self.B, self.N, self.N)
+        if self._zz is None:
+            Z = self.Z
+            self._zz = (Z[:, :, None, :] * Z[:, None, :, :]).reshape(self.B, self.Q * self.Q, self.e)
+        inner = (self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d)
         weighted = self.A[:, None] * inner[:, :, :, None, :]
         blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
         return blocks.reshape(self.B, self.N, self.N)

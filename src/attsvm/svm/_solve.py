@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attsvm._check import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry
@@ -32,14 +35,16 @@ def solve(
     direction matters to six digits. Infeasible instances and instances that do not converge come back in the same
     batch with their `status`; they do not disturb the others.
     """
+    if not isinstance(problem, MarginProblem):
+        hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
+        raise AttsvmError(f"problem must be a MarginProblem, but got {describe(problem)}{hint}.")
     geometry = parse_geometry(geometry)
     if not isinstance(geometry, Lp | Nuclear):
         raise AttsvmError(f"geometry must be Lp(p) or Nuclear() to be solved, but got {geometry!r}.")
-    if not 1e-13 <= tol < 1:
+    if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
-    if max_iterations < 1:
-        raise AttsvmError(f"max_iterations must be at least 1, but got {max_iterations}.")
-    with torch.no_grad():
+    max_iterations = as_count("max_iterations", max_iterations)
+    with torch.no_grad(), _enough_memory(problem, geometry):
         system, row_norm, scale, impossible = _prepare(problem, geometry)
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
@@ -69,6 +74,22 @@ def solve(
             status=answer.status,
             iterations=answer.iterations,
         )
+
+
+@contextmanager
+def _enough_memory(problem: MarginProblem, geometry: Lp | Nuclear) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        _, Q, R, d = problem.A.shape
+        # The Newton matrix, its factor and a copy; for p ≠ 2 also what its products are made of.
+        numbers = 3 * (Q * R) ** 2 + (0 if geometry == Lp(2) else Q * Q * R * d)
+        raise AttsvmError(
+            f"an instance of {Q * R} rows needs about {8e-9 * numbers:.0f} GB of memory, which is not there: leave out "
+            "samples or tokens, or use a machine with more."
+        ) from error
 
 
 def token_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry | str = "l2") -> Tensor:
