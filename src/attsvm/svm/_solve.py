@@ -30,10 +30,10 @@ def solve(
 ) -> MaxMargin:
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
-    The arithmetic is float64 on the problem's device. An instance that does not converge in `max_iterations` is tried
-    once more from another start. A gap ε determines W to about √ε: ask for tol=1e-12 when the
-    direction matters to six digits. Infeasible instances and instances that do not converge come back in the same
-    batch with their `status`; they do not disturb the others.
+    The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: ask for tol=1e-12 when the
+    direction matters to six digits. An instance that does not converge in `max_iterations` is tried once more from
+    another start. Infeasible instances and instances that do not converge come back in the same batch with their
+    `status`; they do not disturb the others.
     """
     if not isinstance(problem, MarginProblem):
         hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
@@ -152,7 +152,7 @@ def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Te
     zero = ((norm_A == 0) | (norm_Z == 0)[..., None]).flatten(1)
     asked, impossible = b / row_norm, zero & (b != 0)
     possible = (asked.abs() > 1e-150) & (asked.abs() < 1e150) | (b == 0)
-    if not bool(((row_norm.isfinite() & possible) | zero).all()):
+    if not bool(((row_norm > 0) & row_norm.isfinite() & possible | zero).all()):
         raise AttsvmError("the rows ⟨a ⊗ z, W⟩/b must have norms between 1e-150 and 1e150: rescale A, Z or b.")
     scale = _or_one(asked.masked_fill(zero, 0.0).abs().sum(1))
     system = System(
