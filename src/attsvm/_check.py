@@ -69,11 +69,23 @@ def as_real(name: str, value: Any, least: float) -> float:
     """A finite number of at least `least`."""
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise AttsvmError(f"{name} must be a number, at least {least:g}, but got {describe(value)}.") from error
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = None
+    if number is None or isinstance(value, str):  # which float() would read
+        raise AttsvmError(f"{name} must be a number, at least {least:g}, but got {describe(value)}.")
     if not least <= number < math.inf:
         raise AttsvmError(f"{name} must be finite and at least {least:g}, but got {number:g}.")
     return number
+
+
+def as_device(name: Any) -> torch.device:
+    """A device that works here."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).item()  # which a device without memory cannot
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        raise AttsvmError(f"device {str(name)!r} is not available here: use cpu.") from error
+    return device
 
 
 def check_real(name: str, tensor: Any) -> None:

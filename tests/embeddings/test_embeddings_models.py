@@ -121,6 +121,20 @@ def test_fit_repeats_and_fixes_v_when_told() -> None:
     assert torch.equal(first.at.v, start.v)
     with pytest.raises(AttsvmError, match="model must be"):
         fit(data, start, "three-layer")
+    few = initial_embeddings(data.size - 1, start.E.shape[1])
+    mixed = Embeddings(start.E, start.p[1:], start.v)
+    for train in (lambda at: fit(data, at), lambda at: fit(data, at, "two-layer"), lambda at: descend(data, at, lr=1)):
+        for wrong in (few, mixed):
+            with pytest.raises(AttsvmError, match=f"at least {data.size}, the vocabulary of the data"):
+                train(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"batch": -5}, {"batch": 1.5}, {"epochs": -1}, {"lr": -1}, {"factor": float("nan")}]
+)
+def test_wrong_schedules_are_refused(wrong: dict) -> None:
+    with pytest.raises(AttsvmError, match=f"{next(iter(wrong))} must be"):
+        Schedule(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +145,7 @@ def test_fit_repeats_and_fixes_v_when_told() -> None:
         ([[0], [1]], [1], None, "labels"),
         ([[0], [6]], [1, -1], 6, "0..5"),
         ([[0], [-1]], [1, -1], 6, "0..5"),
+        ([[0.9, 1.9], [2.2, 1.0]], [1, -1], None, "token numbers, which are whole"),
     ],
 )
 def test_wrong_sequences_are_refused(lists, Y, size, match: str) -> None:

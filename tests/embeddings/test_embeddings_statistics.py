@@ -115,6 +115,8 @@ def test_k_level_samples_follow_the_probabilities() -> None:
         lambda: single_important(6, 3, 2, 1),
         lambda: single_important(2, 3, 1, 5),
         lambda: KLevel().sample(0, 3),
+        lambda: KLevel(irrelevant=0),
+        lambda: KLevel(sizes=(0,), levels=(0.1,)),
     ],
 )
 def test_impossible_settings_are_refused(make) -> None:

@@ -84,6 +84,7 @@ def test_unusable_reviews_are_refused(tmp_path: Path) -> None:
     for name, wrong, match in (
         ("rare", labels, "no token"),
         ("threes", [label + 5 for label in labels], "labels 0 and 1"),
+        ("sides", [label + (k % 4 == 1) for k, label in enumerate(labels)], r"it has \[0, 1, 2\]"),
     ):
         with pytest.raises(AttsvmError, match=match):
             read_reviews(write(tmp_path / f"{name}.parquet", texts, wrong))

@@ -152,6 +152,12 @@ def test_autocast_stays_close(make) -> None:
         (lambda: TextTransformer(layers=0), "layers must be a whole number at least 1"),
         (lambda: ViT(size=10, patch=4), "size must be a multiple of patch, 4, but got 10"),
         (lambda: ViT(width=10, heads=4), "width must be a multiple of heads"),
+        (lambda: ViT(width="a"), "width must be a whole number at least 1, but got str 'a'"),  # type: ignore[arg-type]
+        (lambda: ViT(hidden=0), "hidden must be a whole number"),
+        (lambda: ViT(classes=0), "classes must be a whole number"),
+        (lambda: ViT(channels=0), "channels must be a whole number"),
+        (lambda: ViT(dropout=2), "dropout must be a number between 0 and 1"),
+        (lambda: TextTransformer(dropout=-1), "dropout must be finite and at least 0"),
     ],
 )
 def test_wrong_sizes_are_refused(make, message: str) -> None:

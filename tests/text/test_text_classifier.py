@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import warnings
 from pathlib import Path
@@ -209,6 +210,32 @@ def test_word_pieces_travel_with_the_model(tmp_path: Path) -> None:
     again = AttentionTextClassifier.load(tmp_path / "model")
     again.save(tmp_path / "model")
     assert np.array_equal(AttentionTextClassifier.load(tmp_path / "model").predict_proba(TEXTS), expected)
+
+
+def test_a_model_that_cannot_be_written_leaves_the_old_one(
+    fitted: AttentionTextClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    other = AttentionTextClassifier(penalty=1.0).fit(TEXTS[::-1], LABELS)
+
+    def full(*_: Any) -> None:
+        raise AttsvmError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attsvm.text._model_files.write_arrays", full)
+        with pytest.raises(AttsvmError, match="no space left"):
+            other.save(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    other.save(tmp_path)
+    (tmp_path / "model.json").write_bytes(before[tmp_path / "model.json"])  # as if between the two files
+    with pytest.raises(AttsvmError, match="do not belong together"):
+        AttentionTextClassifier.load(tmp_path)
+    fitted.save(tmp_path)
+    old = json.loads((tmp_path / "model.json").read_text())
+    del old["digest"]  # as older models are
+    (tmp_path / "model.json").write_text(json.dumps(old))
+    assert np.array_equal(AttentionTextClassifier.load(tmp_path).predict_proba(TEXTS), fitted.predict_proba(TEXTS))
 
 
 def test_damaged_models_are_refused(fitted: AttentionTextClassifier, tmp_path: Path) -> None:

@@ -74,6 +74,41 @@ def test_labels_that_are_none(tmp_path: Path, labels: list, sentence: str) -> No
         read_texts(tmp_path / "table.parquet")
 
 
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [
+        ("1 0", [1, 0]),
+        ("-1.0 1.0", [-1, 1]),
+        ("1 2.0", [1, 2]),
+        ("01 10", ["01", "10"]),
+        ("12345678901234567890 1", ["12345678901234567890", "1"]),
+        ("NA good", ["NA", "good"]),
+        ("true false", [True, False]),
+    ],
+)
+def test_labels_of_a_csv(tmp_path: Path, cells: str, labels: list) -> None:
+    (tmp_path / "table.csv").write_text("text,label\n" + "".join(f"a,{cell}\n" for cell in cells.split()))
+    found = read_texts(tmp_path / "table.csv").labels
+    assert found is not None
+    assert found.tolist() == labels
+
+
+@pytest.mark.parametrize(("cells", "sentence"), [("1 NA", "row 1 has no label"), ("0.5 1", "holds fractions")])
+def test_labels_of_a_csv_that_are_none(tmp_path: Path, cells: str, sentence: str) -> None:
+    (tmp_path / "table.csv").write_text("text,label\n" + "".join(f"a,{cell}\n" for cell in cells.split()))
+    with pytest.raises(AttsvmError, match=sentence):
+        read_texts(tmp_path / "table.csv")
+
+
+def test_whole_floats_are_whole_numbers(tmp_path: Path) -> None:
+    for values in (pa.array([-1.0, 1.0]), pa.array(["-1", "1"]).cast(pa.decimal128(5, 2))):
+        write_table(pa.table({"text": ["a", "b"], "label": values}), tmp_path / "table.parquet")
+        labels = read_texts(tmp_path / "table.parquet").labels
+        assert labels is not None
+        assert labels.dtype == np.int64
+        assert labels.tolist() == [-1, 1]
+
+
 def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("text,label,label\na,0,1\nb,1,0\n")
     with pytest.raises(AttsvmError, match="more than one column 'label'"):
@@ -102,7 +137,12 @@ def test_encoding(tmp_path: Path) -> None:
         ("null.jsonl", '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n', "row 1 has no text"),
         ("null2.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', "row 0 has no label"),
         ("number.jsonl", '{"text": 1, "label": 1}\n', "must hold texts, but it holds int64"),
-        ("broken.jsonl", '{"text": "a"\n', "cannot be read"),
+        ("broken.jsonl", '{"text": "a"\n', "cannot be read: line 1 is not JSON"),
+        ("list.jsonl", '{"text": "a", "label": 1}\n\n[1]\n', "line 3 is not an object"),
+        ("empty.jsonl", "", "it is empty"),
+        ("mixed.jsonl", '{"text": "a", "label": 1}\n{"text": 1, "label": 1}\n', "must hold texts"),
+        ("mixed2.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "must hold whole numbers or t"),
+        ("quote.csv", '"' + "a" * 200_000, "cannot be read"),
         ("broken.parquet", "nonsense", "cannot be read"),
         ("empty.csv", "", "cannot be read"),
         ("folder.txt", "a", "must be one of .parquet"),

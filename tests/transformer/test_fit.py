@@ -165,6 +165,8 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
             fit(TEXTS, changed, out=tmp_path)
     with pytest.raises(AttsvmError, match="checkpoint of another run, with data"):
         fit(synthetic_sentiment(48, 20, length=16, seed=1), settings(), out=tmp_path)
+    with pytest.raises(AttsvmError, match="with groups '' and not 'all'"):  # nothing is seen to be nothing
+        fit(TEXTS, settings(groups="all"), out=tmp_path)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no")
     with pytest.raises(AttsvmError, match="not a readable"):
         fit(TEXTS, settings(), out=tmp_path)
@@ -172,7 +174,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_no_cuda_is_said() -> None:
-    with pytest.raises(AttsvmError, match="sees no CUDA device"):
+    with pytest.raises(AttsvmError, match="device 'cuda' is not available here: use cpu"):
         fit(TEXTS, settings(), device="cuda")
 
 
@@ -185,11 +187,45 @@ def test_no_cuda_is_said() -> None:
         ({"lr": float("nan")}, "lr must be finite"),
         ({"batch": 0}, "batch must be a whole number"),
         ({"sizes": {"patch": 3}}, "sizes must be those of TextTransformer"),
+        ({"lr": "1e-3"}, "lr must be a number, at least 0, but got str '1e-3'"),
+        ({"p": "1.1"}, "p must be a number"),
+        ({"momentum": -1}, "momentum must be finite and at least 0"),
+        ({"optimizer": "adamw", "weight_decay": -1}, "weight_decay must be finite and at least 0"),
+        ({"bf16": "no"}, "bf16 must be True or False"),
+        ({"sizes": None}, "sizes must map names to numbers"),
+        ({"sizes": {"dropout": 2}}, "dropout must be a number between 0 and 1, but got int 2"),
+        ({"sizes": {"dropout": "0.1"}}, "dropout must be a number"),
+        ({"sizes": {"vocabulary": 3}}, "vocabulary must be at least 54, as in the data, not 3"),
+        ({"sizes": {"length": "a"}}, "length must be a whole number"),
     ],
 )
 def test_wrong_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(AttsvmError, match=message):
         make_model(settings(**changes), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"size": 16}, "size must be 8, as in the data, not 16"),
+        ({"channels": 1}, "channels must be 3, as in the data, not 1"),
+        ({"classes": 2}, "classes must be at least 3, as in the data, not 2"),
+        ({"width": "a"}, "width must be a whole number at least 1, but got str 'a'"),
+    ],
+)
+def test_sizes_that_the_images_do_not_have_are_refused(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttsvmError, match=message):
+        make_model(Settings(sizes=sizes), tiny_images(10, 5))
+
+
+def test_what_is_no_data_settings_or_device_is_refused() -> None:
+    with pytest.raises(AttsvmError, match="data must be what load_data gives, but got str 'synthetic'"):
+        fit("synthetic", settings())  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match="settings must be Settings"):
+        fit(TEXTS, {"lr": 1e-3})  # type: ignore[arg-type]
+    for device in ("foo", "meta"):
+        with pytest.raises(AttsvmError, match=f"device '{device}' is not available here"):
+            fit(TEXTS, settings(), device=device)
 
 
 SMALL = "data=synthetic layers=1 width=16 hidden=16 length=32 lr=1e-2 batch=8 seed=4"
@@ -239,6 +275,9 @@ def _worker(rank: int, folder: str) -> None:
     assert fit(TEXTS, dropped, out=out, accelerator=accelerator, stop=lambda: next(stops)).stopped == "interrupted"
     resumed = fit(TEXTS, dropped, out=out, accelerator=accelerator)
     assert_same(straight.model, resumed.model)
+    accelerator.wait_for_everyone()
+    accuracy = evaluate(load_model(out, best=True), TEXTS.test)["test_accuracy"]
+    assert accuracy == max(row["test_accuracy"] for row in straight.history)
     if rank == 0:
         torch.save([shared.model.state_dict(), shared.history], Path(folder) / "shared.pt")
 

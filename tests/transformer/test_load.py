@@ -8,6 +8,7 @@ import pickle
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from attsvm.transformer import (
     Settings,
     Texts,
     encode_probes,
+    fit,
     load_data,
     make_model,
     save_data,
@@ -98,7 +100,7 @@ def test_long_texts_are_cut(tokenizer: Path, tmp_path: Path) -> None:
         data = load_data(place, length=5)
         assert data.train.tokens.shape[1] == 5 == data.train.lengths.max()
     assert load_data(table, tokenizer=tokenizer, length=1).train.tokens.tolist() == [[1]] * 4  # [CLS] alone
-    with pytest.raises(AttsvmError, match="length must be at least 24, the longest text, but got 10"):
+    with pytest.raises(AttsvmError, match="length must be at least 24, as in the data, not 10"):
         make_model(Settings(sizes={"length": 10}), load_data("synthetic"))
 
 
@@ -120,6 +122,48 @@ def test_a_text_without_tokens_is_refused() -> None:
     texts = Texts(torch.ones(2, 3, dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0, 1]))
     with pytest.raises(AttsvmError, match="row 1 of the train split has no token"):
         Data(texts, texts, classes=2)
+
+
+def test_numbers_of_tokens_with_gaps(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "good": 5, "dull": 900}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    table = write_reviews(tmp_path / "reviews.parquet", both(REVIEWS))
+    data = load_data(table, tokenizer=tmp_path)
+    assert data.vocabulary == 901
+    assert int(data.train.tokens.max()) == 900
+    sizes = {"width": 8, "hidden": 8, "layers": 1}
+    assert len(fit(data, Settings(sizes=sizes, epochs=1)).history) == 1
+    with pytest.raises(AttsvmError, match="from 0 to 899, below the vocabulary, but the train split has 900"):
+        replace(data, vocabulary=900)
+    save_data(data, tmp_path / "tokens.npz")
+    arrays = dict(np.load(tmp_path / "tokens.npz"))
+    np.savez(tmp_path / "few.npz", **(arrays | {"vocabulary": np.array([3])}))
+    with pytest.raises(AttsvmError, match="tokens must be from 0 to 2, below the vocabulary"):
+        load_data(tmp_path / "few.npz")
+
+
+def test_one_class_alone_is_refused(tokenizer: Path, tmp_path: Path) -> None:
+    rows = [(text, 1, "train") for text, _ in REVIEWS] + [(text, label, "test") for text, label in REVIEWS]
+    with pytest.raises(AttsvmError, match="two classes or more, but all 4 have label 1"):
+        load_data(write_reviews(tmp_path / "one.parquet", rows), tokenizer=tokenizer)
+    images = tiny_images(20, 5).train
+    assert isinstance(images, Images)
+    alone = replace(images, labels=torch.zeros(20, dtype=torch.int64))
+    with pytest.raises(AttsvmError, match="but all 20 have label 0"):
+        Data(alone, images, classes=3)
+    below = replace(images, labels=torch.arange(20) % 2 - 1)
+    with pytest.raises(AttsvmError, match="labels must be from 0 on, but the train split has -1"):
+        Data(below, below, classes=1)
+
+
+def test_rows_are_counted_in_their_split(tokenizer: Path, tmp_path: Path) -> None:
+    for name, row in (("label", ("so so", None, "test")), ("text", (None, 1, "test"))):
+        table = write_reviews(tmp_path / "missing.parquet", [*both(REVIEWS), row])
+        with pytest.raises(AttsvmError, match=f"missing.parquet, split test: row 4 has no {name} in column"):
+            load_data(table, tokenizer=tokenizer)
 
 
 def test_built_in_images_have_the_size_that_is_asked_for() -> None:
@@ -196,7 +240,7 @@ def test_synthetic_reviews_have_one_word_that_decides() -> None:
 
 
 def fit_command(*arguments: str, out: Path) -> Any:
-    small = "layers=1 width=8 hidden=8 length=32 lr=1e-3 epochs=1"
+    small = "layers=1 width=8 hidden=8 lr=1e-3 epochs=1"
     options = [part for pair in small.split() for part in f"--{pair}".split("=")]
     return CliRunner().invoke(app, ["fit", *options, "--quiet", *arguments, "--out", str(out)])
 
@@ -245,9 +289,23 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["--data", str(torch_file)], "must be a data file"),
         (["--data", "synthetic", "--p", "1"], "p must be above 1"),
         (["--data", "synthetic", "--heads", "3"], "width must be a multiple of heads"),
+        (
+            ["--data", "synthetic", "--optimizer", "mirror-adam", "--momentum", "0.9"],
+            "--momentum is for mirror-descent",
+        ),
+        (
+            ["--data", "synthetic", "--optimizer", "adamw", "--p", "1.1"],
+            "--p is for mirror-descent and mirror-adam, but",
+        ),
+        (["--data", "synthetic", "--optimizer", "sgd", "--groups", "all"], "--groups is for .* --optimizer is sgd"),
+        (["--data", "synthetic", *found], "--tokenizer is for texts, but synthetic has token numbers already"),
+        (["--data", "synthetic", "--patch", "2"], "--patch is for images, but synthetic has texts"),
+        (["--data", "tiny-images", *found], "--tokenizer is for texts, but tiny-images has images: leave it out"),
+        (["--data", "tiny-images", "--length", "32"], "--length is for texts"),
+        (["--data", "tiny-images", "--mixed"], "--group or --mixed is for texts"),
     ]
     if not torch.cuda.is_available():
-        cases.append((["--data", "synthetic", "--device", "cuda"], "not available here; use --device cpu"))
+        cases.append((["--data", "synthetic", "--device", "cuda"], "not available here: use cpu"))
     for arguments, message in cases:
         with pytest.raises(AttsvmError, match=message):
             raise fit_command(*arguments, out=tmp_path / "run").exception

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,7 +24,16 @@ from attsvm.experiments import CATALOG
 from attsvm.experiments import _transformers as shared
 from attsvm.experiments._experiment import Rows
 from attsvm.experiments._transformers import chosen_accuracy, interval, sign_flip_test
-from attsvm.transformer import Settings, encode_probes, fit, pivotal_reviews, save_data, synthetic_sentiment
+from attsvm.transformer import (
+    Settings,
+    encode_probes,
+    fit,
+    load_model,
+    load_probes,
+    pivotal_reviews,
+    save_data,
+    synthetic_sentiment,
+)
 from attsvm.transformer._load import open_tokenizer
 from attsvm.transformer._pieces import Piece, find_piece, run_piece, write_piece
 
@@ -84,6 +94,44 @@ def test_models_of_one_name_are_all_shown_and_other_tokenizers_refused(
         asked = ["attention", str(tmp_path / "odd.json"), "--out", str(tmp_path / "page.html")]
         with pytest.raises(AttsvmError, match="another kind of JSON"):
             raise CliRunner().invoke(app, asked).exception  # type: ignore[misc]
+
+
+def test_a_run_is_shown_with_its_own_tokenizer_and_length(tokenizer: Path, tmp_path: Path) -> None:
+    reviews = pivotal_reviews()[:10] + pivotal_reviews()[-10:]
+    rows = {"text": [r.text for r in reviews] * 2, "label": [r.label for r in reviews] * 2}
+    table = pa.table(rows | {"split": ["train"] * 20 + ["test"] * 20})
+    parquet.write_table(table, tmp_path / "reviews.parquet")
+    load = ["tokens", "--data", str(tmp_path / "reviews.parquet"), "--tokenizer", str(tokenizer)]
+    assert CliRunner().invoke(app, [*load, "--out", str(tmp_path / "tokens.npz")]).exit_code == 0
+    options = ["--layers", "1", "--width", "8", "--hidden", "8", "--lr", "1e-3", "--epochs", "2", "--quiet"]
+    for name, source in (
+        ("table", ["--data", str(tmp_path / "reviews.parquet"), *load[-2:]]),
+        ("tokens", ["--data", str(tmp_path / "tokens.npz")]),
+        ("short", ["--data", str(tmp_path / "tokens.npz"), "--length", "4"]),
+    ):
+        assert CliRunner().invoke(app, ["fit", *source, *options, "--out", str(tmp_path / name)]).exit_code == 0
+    words = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
+    other = write_tokenizer(tmp_path, [*list(words)[:4], *reversed(list(words)[4:])])  # its numbers fit
+
+    def show(run: str, *arguments: str) -> Any:
+        page = ["--out", str(tmp_path / "page.html")]
+        return CliRunner().invoke(app, ["attention", str(tmp_path / run), *page, *arguments])
+
+    for run in ("table", "tokens"):
+        assert show(run, "--tokenizer", str(tokenizer)).exit_code == 0
+        with pytest.raises(AttsvmError, match="was trained with a tokenizer of another vocabulary"):
+            raise show(run, "--tokenizer", str(other)).exception
+    with pytest.raises(AttsvmError, match="but the model was trained with length 4: train one with length"):
+        raise show("short", "--tokenizer", str(tokenizer)).exception
+    assert show("table", "--tokenizer", str(tokenizer), "--best").exit_code == 0
+    assert "table, best epoch" in (tmp_path / "page.html").read_text()
+    encode_probes(other).save(tmp_path / "probes.npz")
+    assert load_probes(tmp_path / "probes.npz").tokenizer == encode_probes(other).tokenizer
+
+
+def test_checkpoints_that_do_not_know_their_tokenizer_are_shown(texts: Any, tokenizer: Path, tmp_path: Path) -> None:
+    fit(texts, SMALL, out=tmp_path)  # of token numbers alone
+    assert load_model(tmp_path, tokenizer=encode_probes(tokenizer).tokenizer) is not None
 
 
 def rows_of(name: str, folder: Path) -> Rows:
@@ -250,6 +298,7 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
         ([str(run)], "--tokenizer must name"),
         ([str(tmp_path / "empty.json")], "but it has none"),
         ([str(tmp_path / "none.json")], "there is no such file"),
+        ([str(one), "--best"], "--best is for folders of transformer fit"),
         ([str(tmp_path / "nowhere"), "--tokenizer", str(tokenizer)], "is not a file"),
     ):
         with pytest.raises(AttsvmError, match=message):

@@ -15,7 +15,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line; wrong input ends with one sentence on standard error and exit status 1."""
     try:
-        _app()()
+        _load()()
     except AttsvmError as error:
         sys.exit(f"Error: {error}")
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns Ctrl-C into exit status 130
@@ -26,7 +26,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _app() -> Callable[[], None]:
+def _load() -> Callable[[], None]:
     try:
         from attsvm.cli._app import app
     except ImportError as error:

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from attsvm._check import as_device
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import as_device, console
+from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +71,9 @@ def fit_command(
     texts, labels = read_texts(source, text=text, label=label, split=split, encoding=encoding)
     assert labels is not None  # a column was named
     if drop:
-        keep = ~np.isin(labels.astype(str), drop)
+        names = np.array([_name(one) for one in labels.tolist()], dtype=str)
+        known = np.unique(names).tolist()
+        keep = ~np.isin(names, [_named(known, one, "--drop") for one in drop])
         texts, labels = [one for one, kept in zip(texts, keep) if kept], labels[keep]
     stop = english() if stop_words else frozenset()
     model = AttentionTextClassifier(
@@ -86,17 +90,9 @@ def fit_command(
     )
     held_out: Any = None
     if test:
-        from sklearn.model_selection import train_test_split
-
-        _, counts = np.unique(labels, return_counts=True)
-        fewest = min(test, 1 - test) * len(labels)  # of texts in a part
-        stratify = labels if len(counts) and counts.min() >= 2 and fewest >= len(counts) else None
-        if len(labels) * test < 1:
-            raise AttsvmError(f"--test {test} of {len(labels)} texts is none: take more texts, or --test 0.")
-        texts, held_texts, labels, held_labels = train_test_split(
-            texts, labels, test_size=test, random_state=seed, stratify=stratify
-        )
-        held_out = (held_texts, held_labels)
+        held = _held_out(labels, test, seed)
+        held_out = ([one for one, away in zip(texts, held) if away], labels[held])
+        texts, labels = [one for one, away in zip(texts, held) if not away], labels[~held]
     with _Spinner(not quiet) as spinner:
         model._fit(texts, labels, None, spinner.say)
     model.text_column_ = text
@@ -127,26 +123,32 @@ def predict_command(
 ) -> None:
     """Add the columns `predicted` and `probability` to a table of texts."""
     import pyarrow as pa
-    from pyarrow import csv
 
-    from attsvm.text._tables import label_column, read_table, text_column, write_table
+    from attsvm.text import _tables as tables
 
     classifier = _load(model)
     names = [text or classifier.text_column_ or "text", text or "text"]
-    table = read_table(source, text=names[0], encoding=encoding, split=split)
+    table = tables.read_table(source, text=names[0], encoding=encoding, split=split)
     text = next((name for name in names if name in table.column_names), names[0])
-    probability = classifier.predict_proba(text_column(table, text, source))
+    probability = classifier.predict_proba(tables.text_column(table, text, source))
     predicted = classifier.classes_[probability.argmax(1)]
     best = probability.max(1) if len(probability) else np.empty(0)
-    truth = None if label is None else label_column(table, label, source)
-    added = {"predicted": predicted.tolist(), "probability": best}
-    table = table.drop_columns([name for name in added if name in table.column_names])
+    truth = None if label is None else tables.label_column(table, label, source)
+    added = {"predicted": predicted.tolist(), "probability": best.tolist()}
+    replaced = [name for name in added if name in table.column_names]
+    if replaced:
+        typer.echo(f"Replaced in the output: {', '.join(replaced)}, which {source} has already.", err=True)
+    table = table.drop_columns(replaced)
     for name, column in added.items():
         table = table.append_column(name, pa.array(column))
     if out is None:
-        csv.write_csv(table, sys.stdout.buffer)
+        tables.write_csv(table, sys.stdout.buffer)
     else:
-        write_table(table, out)
+        rows = None
+        if tables.is_json_lines(source) and tables.is_json_lines(out):  # a table between them would lose a little
+            rows = tables.read_json_lines(source, encoding, split)
+            rows = [row | dict(zip(added, new)) for row, new in zip(rows, zip(*added.values()))]
+        tables.write_table(table, out, rows)
     if truth is not None:
         _judge(classifier.classes_, truth, predicted, "texts", stderr=out is None)
 
@@ -164,7 +166,11 @@ def explain_command(
     classifier = _load(model)
     if texts == ["-"]:
         texts = [line.rstrip("\n") for line in sys.stdin]
-    explanations = classifier.explain(texts, None if label is None else _as_label(classifier.classes_, label))
+    wanted = None
+    if label is not None:
+        names = [_name(one) for one in classifier.classes_.tolist()]
+        wanted = classifier.classes_[names.index(_named(names, label, "--label"))].item()
+    explanations = classifier.explain(texts, wanted)
     if html is not None:
         explanations.save(html)
     for one in explanations:
@@ -216,22 +222,46 @@ def _check_folder(out: Path) -> None:
         raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
 
 
-def _as_label(classes: np.ndarray, text: str) -> Any:
-    found = [label for label in classes.tolist() if str(label) == text]
-    if not found:
-        raise AttsvmError(f"--label must be one of {', '.join(map(str, classes.tolist()))}, but got {text}.")
-    return found[0]
+def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
+    """(texts,) bool: that part of the texts, and of each class as near as can be, but never all of a class."""
+    random = np.random.default_rng(seed).permutation(len(labels))
+    order = random[np.argsort(labels[random], kind="stable")]  # by class
+    first = np.diff(np.unique(labels[order], return_inverse=True)[1], prepend=-1) != 0
+    rest = order[~first]
+    count = min(math.ceil(test * len(labels)), len(rest))
+    if test * len(labels) < 1 or not count:
+        raise AttsvmError(
+            f"--test {test} of {len(labels)} texts is none, one of each class aside: take more texts, or --test 0."
+        )
+    held_out = np.zeros(len(labels), dtype=bool)
+    held_out[rest[(2 * np.arange(count) + 1) * len(rest) // (2 * count)]] = True
+    return held_out
+
+
+def _name(label: Any) -> str:
+    """What a label is called; a whole number is a whole number, also if it is stored as a float."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _named(names: list[str], text: str, option: str) -> str:
+    """The name that the user means."""
+    found = next((one for one in (text, re.sub(r"\.0+$", "", text)) if one in names), None)
+    if found is None:
+        known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+        raise AttsvmError(f"{option} must be one of {known}, but got {text}.")
+    return found
 
 
 def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: str, stderr: bool = False) -> None:
     """Accuracy, and who is taken for whom."""
     output = Console(stderr=True, width=110) if stderr else console()
-    names = [str(label) for label in classes.tolist()]
-    strange = sorted(set(map(str, truth.tolist())) - set(names))
+    names = [_name(label) for label in classes.tolist()]
+    true_names = [_name(label) for label in truth.tolist()]
+    strange = sorted(set(true_names) - set(names))
     if strange:
         raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {', '.join(strange[:5])}.")
     number = {name: k for k, name in enumerate(names)}
-    pairs = np.array([[number[str(a)], number[str(b)]] for a, b in zip(truth.tolist(), predicted.tolist())], int)
+    pairs = np.array([[number[a], number[_name(b)]] for a, b in zip(true_names, predicted.tolist())], int)
     confusion = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(confusion, tuple(pairs.reshape(-1, 2).T), 1)
     right, total = int(confusion.trace()), int(confusion.sum())

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from attsvm._check import as_device
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import as_device, console
+from attsvm.cli._common import console
 from attsvm.cli._verdict import TRAJECTORY, draw_run, judge, print_verdict, write_verdict
 from attsvm.data import TokenData, load
 from attsvm.dynamics import Gaussian, Growing, Trajectory, train

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from attsvm._check import as_device
 from attsvm._interrupts import asked_to_stop
-from attsvm.cli._common import as_device, console
+from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 
 if TYPE_CHECKING:
@@ -51,8 +53,16 @@ class Loss(StrEnum):
     mean = "mean"
 
 
+_MIRROR = ("mirror-descent", "mirror-adam")
+_USED_BY = {"p": _MIRROR, "groups": _MIRROR, "momentum": ("mirror-descent", "sgd")}
+"""Options that only these optimizers use, and"""
+_OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "vit", "patch": "vit", "images": "vit"}
+"""those that only this kind of data uses."""
+
+
 @app.command("fit")
 def fit_command(
+    context: typer.Context,
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
@@ -92,14 +102,21 @@ def fit_command(
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
 ) -> None:
-    """Train, evaluate after every epoch, and keep checkpoint and metrics in a folder.
+    """Train, evaluate after every epoch, and keep checkpoint, best weights and metrics in a folder.
 
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
     from attsvm.transformer import Settings, fit, load_data
+    from attsvm.transformer._evaluate import best_epoch
+    from attsvm.transformer._fit import BEST
 
     as_device(device)
+    for name in _given(context, _USED_BY):
+        if optimizer.value not in _USED_BY[name]:
+            allowed = " and ".join(_USED_BY[name])
+            raise AttsvmError(f"--{name} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
+    _refuse_unused(context, data, loaded.kind)
     own = {"length": length} if loaded.kind == "text" else {"patch": patch}
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
     settings = Settings(
@@ -131,24 +148,32 @@ def fit_command(
         raise KeyboardInterrupt
     if not speaks:
         return
-    last, best = fitted.history[-1], max(row["test_accuracy"] for row in fitted.history)
+    done, last, best = len(fitted.history), fitted.history[-1], best_epoch(fitted.history)
     why = {
         "accuracy": f"train accuracy {stop:g} reached",
-        "epochs": "all epochs done",
+        "epochs": "all epochs done" if done <= epochs else f"the run in {out} had them already; --epochs is {epochs}",
         "diverged": "loss is not finite",
     }
+    at_best = "" if best is None else f", {best['test_accuracy']:.4f} at its best epoch"
     console().print(
-        f"{len(fitted.history)} epochs ({why[fitted.stopped]}): train accuracy {last['train_accuracy']:.4f}, "
-        f"test accuracy {last['test_accuracy']:.4f} at the end, {best:.4f} at its best epoch",
+        f"{done} epochs ({why[fitted.stopped]}): train accuracy {last['train_accuracy']:.4f}, "
+        f"test accuracy {last['test_accuracy']:.4f} at the end{at_best}",
         highlight=False,
     )
-    console().print(f"wrote {out}: checkpoint.safetensors, metrics.parquet", highlight=False)
+    console().print(f"{out} has checkpoint.safetensors and metrics.parquet", highlight=False)
+    if best is not None and (out / BEST).is_file():  # which older runs do not have
+        console().print(
+            f"{out / BEST}: the weights of epoch {best['epoch']}, the best on the test split; that accuracy is "
+            "optimistic, since the test split chose the epoch",
+            highlight=False,
+        )
     if fitted.stopped == "diverged":
-        raise AttsvmError(f"training diverged in epoch {len(fitted.history)}: take a smaller --lr than {lr:g}.")
+        raise AttsvmError(f"training diverged in epoch {done}: take a smaller --lr than {lr:g}.")
 
 
 @app.command("tokens")
 def tokens_command(
+    context: typer.Context,
     data: DataOption,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
@@ -158,6 +183,7 @@ def tokens_command(
     from attsvm.transformer import load_data, save_data
 
     loaded = load_data(data, tokenizer=tokenizer, length=length)
+    _refuse_unused(context, data, loaded.kind)
     save_data(loaded, out)
     console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test rows", highlight=False)
 
@@ -169,6 +195,9 @@ def attention_command(
     ],
     out: Annotated[Path, typer.Option(help="The .html page to write.")],
     tokenizer: TokenizerOption = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights of the epoch with the best test accuracy, not the last.")
+    ] = False,
 ) -> None:
     """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
     from attsvm.models import TextTransformer
@@ -182,6 +211,8 @@ def attention_command(
     for place, name in zip(runs, short):
         name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":
+            if best:
+                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is the result of a piece.")
             result = read_result(place)
             if result is None:
                 raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
@@ -192,10 +223,10 @@ def attention_command(
             continue
         if probes is None:
             raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
-        model = load_model(place)
+        model = load_model(place, best=best, tokenizer=probes.tokenizer)
         if not isinstance(model, TextTransformer):
             raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
-        found[name] = class_attention(model, probes)
+        found[name + ", best epoch" * best] = class_attention(model, probes)
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
     write_attention_page(out, found)
@@ -203,6 +234,23 @@ def attention_command(
     if without:
         names = ", ".join(without)
         console().print(f"left out, without attention (images, or diverged): {names}", highlight=False)
+
+
+def _given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of the options that were written on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in names if name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def _refuse_unused(context: typer.Context, data: str, kind: str) -> None:
+    """Refuse options that this data does not use: they would do nothing."""
+    for name in _given(context, _OF_KIND):
+        option = "--group or --mixed" if name == "grouped" else f"--{name}"
+        if _OF_KIND[name] != kind:
+            kinds = {"text": "texts", "vit": "images"}
+            raise AttsvmError(f"{option} is for {kinds[_OF_KIND[name]]}, but {data} has {kinds[kind]}: leave it out.")
+        if name == "tokenizer" and (data == "synthetic" or data.endswith(".npz")):
+            raise AttsvmError(f"--tokenizer is for texts, but {data} has token numbers already: leave it out.")
 
 
 def _accelerator(device: str) -> Any:

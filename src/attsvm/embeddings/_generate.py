@@ -41,6 +41,8 @@ class KLevel:
             raise AttsvmError("sizes and levels must have one entry for every level.")
         if not all(0 < level < 0.5 for level in self.levels) or not 0 < self.share < 1:
             raise AttsvmError("levels must lie between 0 and 1/2, and share between 0 and 1.")
+        for name, count in (("irrelevant", self.irrelevant), *(("sizes", size) for size in self.sizes)):
+            as_count(name, count)
 
     @property
     def size(self) -> int:

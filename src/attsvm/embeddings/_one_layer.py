@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 from attsvm._check import as_count
 from attsvm.embeddings._generate import random_stream
 from attsvm.embeddings._sequences import Sequences
+from attsvm.errors import AttsvmError
 
 
 class Embeddings(NamedTuple):
@@ -83,11 +84,21 @@ def gradients(data: Sequences, at: Embeddings) -> tuple[Slopes, Embeddings]:
     return found, Embeddings(E, found.A @ at.E, found.U @ at.E)
 
 
+def ready(data: Sequences, start: Embeddings) -> Sequences:
+    """The data to train these embeddings on: merged, and where the embeddings are."""
+    if start.E.ndim != 2 or len(start.E) < data.size or {start.p.shape, start.v.shape} != {start.E.shape[1:]}:
+        raise AttsvmError(
+            f"start must have E (|S|, d) with |S| at least {data.size}, the vocabulary of the data, and p and v (d,), "
+            f"but got shapes {', '.join(str(tuple(tensor.shape)) for tensor in start)}."
+        )
+    return data.merged().to(start.E.device, start.E.dtype)
+
+
 def descend(
     data: Sequences, start: Embeddings, *, lr: float, steps: int = 1, train_v: bool = False
 ) -> tuple[Embeddings, Tensor]:
     """Full-batch gradient descent on E and p (and v), and the loss before every step and at the end (steps + 1,)."""
-    data = data.merged().to(start.E.device, start.E.dtype)
+    data = ready(data, start)
     at, losses = start, []
     for _ in range(as_count("steps", steps, 0)):
         found, slope = gradients(data, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +49,11 @@ class Sequences:
     def from_lists(cls, sequences: Sequence[Sequence[int]], Y: Any, size: int | None = None) -> Sequences:
         """From a list of token numbers for every sequence, or an array (n, T)."""
         lengths = torch.tensor([0, *(len(sequence) for sequence in sequences)])
-        return cls.of([int(token) for sequence in sequences for token in sequence], lengths.cumsum(0), Y, size)
+        try:
+            ids = [operator.index(token) for sequence in sequences for token in sequence]
+        except TypeError as error:
+            raise AttsvmError(f"sequences must hold token numbers, which are whole: {error}.") from error
+        return cls.of(ids, lengths.cumsum(0), Y, size)
 
     @property
     def n(self) -> int:

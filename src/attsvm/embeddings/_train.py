@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count
-from attsvm.embeddings._one_layer import Embeddings, gradients
+from attsvm._check import as_count, as_real
+from attsvm.embeddings._one_layer import Embeddings, gradients, ready
 from attsvm.embeddings._sequences import Sequences
 from attsvm.embeddings._two_layer import two_layer_loss
 from attsvm.errors import AttsvmError
@@ -27,6 +27,12 @@ class Schedule:
     batch: int = 128
     milestones: Sequence[int] = (100, 200)
     factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        as_count("epochs", self.epochs, 0)
+        as_count("batch", self.batch)
+        for name in ("lr", "weight_decay", "factor"):
+            as_real(name, getattr(self, name), least=0)
 
     def rate(self, epoch: int) -> float:
         return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
@@ -57,14 +63,14 @@ def fit(
     """
     if model not in MODELS:
         raise AttsvmError(f"model must be one of {', '.join(MODELS)}, but got {model!r}.")
-    data = data.merged().to(start.E.device, start.E.dtype)
+    data = ready(data, start)
     at = Embeddings(*(tensor.clone() for tensor in start))
     trained = [at.E, at.p, *([at.v] if train_v else [])]
     optimizer = torch.optim.AdamW(trained, lr=schedule.lr, weight_decay=schedule.weight_decay, fused=True)
     back = _one_layer_gradient if model == "one-layer" else _two_layer_gradient
     chance = torch.Generator().manual_seed(seed)
     losses = []
-    for epoch in range(as_count("epochs", schedule.epochs, 0)):
+    for epoch in range(schedule.epochs):
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(epoch)
         order = torch.randperm(data.n, generator=chance)

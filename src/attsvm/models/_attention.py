@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attsvm._check import as_real, describe
+from attsvm.errors import AttsvmError
+
 
 class Places(NamedTuple):
     """Where the tokens of sequences that lie one behind another belong."""
@@ -93,6 +96,13 @@ def attend(
     weights = logits.softmax(-1)
     maps.append(weights)
     return F.dropout(weights, dropout).to(v.dtype) @ v
+
+
+def as_dropout(value: float) -> float:
+    """A share between 0 and 1."""
+    if as_real("dropout", value, 0.0) > 1:
+        raise AttsvmError(f"dropout must be a number between 0 and 1, but got {describe(value)}.")
+    return value
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

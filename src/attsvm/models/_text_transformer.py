@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attsvm._check import as_count
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import Places, attend_within
+from attsvm.models._attention import Places, as_dropout, attend_within
 
 __all__ = ["TextTransformer"]
 
@@ -59,7 +59,7 @@ class TextTransformer(nn.Module):
     ) -> None:
         super().__init__()
         layers, hidden = as_count("layers", layers), as_count("hidden", hidden)
-        heads = layers if heads is None else as_count("heads", heads)
+        heads, dropout = layers if heads is None else as_count("heads", heads), as_dropout(dropout)
         if as_count("width", width) % heads:
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attsvm._check import as_count
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import attend, join_heads, split_heads
+from attsvm.models._attention import as_dropout, attend, join_heads, split_heads
 
 __all__ = ["ViT"]
 
@@ -58,16 +58,17 @@ class ViT(nn.Module):
         super().__init__()
         if as_count("size", size) % as_count("patch", patch):
             raise AttsvmError(f"size must be a multiple of patch, {patch}, but got {size}.")
-        if width % as_count("heads", heads):
+        layers, hidden, dropout = as_count("layers", layers), as_count("hidden", hidden), as_dropout(dropout)
+        if as_count("width", width) % as_count("heads", heads):
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
         self.patch = patch
-        self.embed = nn.Linear(channels * patch**2, width)
+        self.embed = nn.Linear(as_count("channels", channels) * patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, 1 + (size // patch) ** 2, width))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(as_count("layers", layers)))
+        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, classes)
+        self.head = nn.Linear(width, as_count("classes", classes))
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (batch, classes) of images (batch, channels, size, size)."""

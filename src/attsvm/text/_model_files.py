@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,10 @@ _PIECES = "tokenizer.json"
 
 
 def save_model(model: AttentionTextClassifier, folder: Path) -> None:
-    """See `AttentionTextClassifier.save`. The JSON comes last: a folder that has it is whole."""
+    """See `AttentionTextClassifier.save`. The JSON is put in place last, and knows the files it goes with.
+
+    All is written before the first file takes its place: what cannot be written leaves the model that was there.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,7 +42,7 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "attsvm": __version__,
         "classes": {"values": model.classes_.tolist(), "dtype": model.classes_.dtype.str},
         "settings": {name: getattr(model, name) for name in _SETTINGS} | {"class_weight": _pairs(model.class_weight)},
-        "tokenizer": _describe_tokenizer(model.tokenizer_, folder),
+        "tokenizer": _describe_tokenizer(model.tokenizer_),
         "text_column": model.text_column_,
         "cls": attention.cls,
         "penalty": model.penalty_,
@@ -55,12 +59,16 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "prefix": features.prefix,
         "last": features.last,
     }
-    text = json.dumps(content, ensure_ascii=False, indent=1, default=_plain)
-    (folder / "model.json").unlink(missing_ok=True)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    write_arrays(folder / "model.safetensors", tensors, {"format": _FORMAT})
-    with atomic_path(folder / "model.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with ExitStack() as written:
+        description = written.enter_context(atomic_path(folder / "model.json"))
+        content["digest"] = _digest(arrays, model.tokenizer_)
+        text = json.dumps(content, ensure_ascii=False, indent=1, default=_plain)
+        description.write_text(text, encoding="utf-8")
+        if isinstance(model.tokenizer_, WordPieceTokenizer):
+            pieces = Path(model.tokenizer_.file).read_bytes()
+            written.enter_context(atomic_path(folder / _PIECES)).write_bytes(pieces)
+        write_arrays(folder / "model.safetensors", tensors, {"format": _FORMAT})
 
 
 def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTextClassifier:
@@ -85,26 +93,22 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         model.penalty_, model.n_iter_ = content["penalty"], content["iterations"]
         model.path_ = [Step(**step) for step in content["path"]]
         model.text_column_ = content.get("text_column")
+        digest = content.get("digest")  # which older models have not
     except AttsvmError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise AttsvmError(f"{path} is not a readable model: {type(error).__name__} {error}.") from error
     outputs = len(model.classes_) if len(model.classes_) > 2 else 1
-    if arrays["direction"].shape != (len(model.features_), outputs) or len(arrays["importance"]) != len(
-        model.features_
-    ):
-        raise AttsvmError(f"{folder}: model.json and model.safetensors do not belong together; fit the model again.")
+    shape = len(model.features_), outputs
+    if digest not in (None, _digest(arrays, tokenizer)) or arrays["direction"].shape != shape:
+        raise AttsvmError(f"{folder}: its files do not belong together; fit the model again.")
     return model
 
 
-def _describe_tokenizer(tokenizer: WordTokenizer, folder: Path) -> dict[str, Any]:
+def _describe_tokenizer(tokenizer: WordTokenizer) -> dict[str, Any]:
     if type(tokenizer) not in (WordTokenizer, WordPieceTokenizer):
         raise AttsvmError(f"a model with a {type(tokenizer).__name__} cannot be saved; pickle it instead.")
-    described = {"kind": type(tokenizer).__name__, "stop": sorted(tokenizer.stop), "stem": tokenizer.stem}
-    if isinstance(tokenizer, WordPieceTokenizer) and Path(tokenizer.file).resolve() != (folder / _PIECES).resolve():
-        with atomic_path(folder / _PIECES) as temporary:
-            shutil.copyfile(tokenizer.file, temporary)
-    return described
+    return {"kind": type(tokenizer).__name__, "stop": sorted(tokenizer.stop), "stem": tokenizer.stem}
 
 
 def _read_tokenizer(described: dict[str, Any], folder: Path) -> WordTokenizer:
@@ -112,6 +116,14 @@ def _read_tokenizer(described: dict[str, Any], folder: Path) -> WordTokenizer:
     if described["kind"] == WordTokenizer.__name__:
         return WordTokenizer(stop, stem)
     return WordPieceTokenizer(stop, stem, file=folder / _PIECES)
+
+
+def _digest(arrays: dict[str, np.ndarray], tokenizer: WordTokenizer) -> str:
+    """Of what stands in the other files."""
+    digest = hashlib.sha256(tokenizer.fingerprint().encode())
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
 
 
 def _pairs(weight: Any) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import json as json_lines
+import csv as text_csv
+import json
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +20,14 @@ from attsvm.errors import AttsvmError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMATS = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
+_SHEETS = (".csv", ".tsv")
+_LINES = (".jsonl", ".ndjson")
+FORMATS = (".parquet", *_SHEETS, *_LINES)
 _BLOCK = 1 << 26
 """Bytes read at a time; a row must fit into it."""
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?")
+_MISSING = {"", "NA", "N/A", "nan", "NaN", "NULL", "null", "None"}
+"""How a .csv writes a number, and that there is none."""
 
 
 class Texts(NamedTuple):
@@ -66,24 +76,64 @@ def read_table(source: str | Path, *, text: str, encoding: str = "utf-8", split:
     return chosen
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """A table in the format that the ending names."""
-    import pyarrow.csv
+def write_table(table: pa.Table, path: Path, rows: Sequence[dict[str, Any]] | None = None) -> None:
+    """A table in the format that the ending names; `rows` are its rows for JSON lines, if they are there already."""
+    import pyarrow as pa
     import pyarrow.parquet
 
     ending = path.suffix.lower()
     if ending not in FORMATS:
         raise AttsvmError(f"{path} must end in one of {', '.join(FORMATS)}.")
     with atomic_path(path) as temporary:
-        if ending == ".parquet":
-            pyarrow.parquet.write_table(table, temporary)
-        elif ending in (".csv", ".tsv"):
-            options = pyarrow.csv.WriteOptions(delimiter="\t" if ending == ".tsv" else ",")
-            pyarrow.csv.write_csv(table, temporary, options)
-        else:
+        if ending in _SHEETS:
+            write_csv(table, temporary, "\t" if ending == ".tsv" else ",")
+        elif ending in _LINES:
             with temporary.open("w", encoding="utf-8") as file:
-                for row in table.to_pylist():
-                    file.write(json_lines.dumps(row, ensure_ascii=False, default=str) + "\n")
+                file.writelines(_json(row) + "\n" for row in (table.to_pylist() if rows is None else rows))
+        else:
+            try:
+                pyarrow.parquet.write_table(table, temporary)
+            except pa.ArrowException as error:
+                raise AttsvmError(f"{path} cannot be written: {_one_line(error)}; write .jsonl.") from error
+
+
+def write_csv(table: pa.Table, where: Path | IO[bytes], delimiter: str = ",") -> None:
+    """Lists and records stand in a cell as JSON."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns)):
+        if pa.types.is_nested(column.type):
+            cells = [None if value is None else _json(value) for value in column.to_pylist()]
+            table = table.set_column(place, name, pa.array(cells, pa.string()))
+    try:
+        csv.write_csv(table, where, csv.WriteOptions(delimiter=delimiter))
+    except pa.ArrowException as error:
+        raise AttsvmError(f"the table cannot be written as CSV: {_one_line(error)}; write .parquet.") from error
+
+
+def is_json_lines(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in _LINES
+
+
+def read_json_lines(path: str | Path, encoding: str = "utf-8", split: str | None = None) -> list[dict[str, Any]]:
+    """The objects of the file, or of one split, just as they are."""
+    rows = []
+    with _open(Path(path), encoding) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except UnicodeError:
+                raise
+            except ValueError as error:
+                raise AttsvmError(f"{path} cannot be read: line {number} is not JSON: {_one_line(error)}.") from error
+            if not isinstance(row, dict):
+                raise AttsvmError(f"{path} cannot be read: line {number} is not an object, {{…}}.")
+            if split is None or row.get("split") == split:
+                rows.append(row)
+    return rows
 
 
 def text_column(table: pa.Table, name: str, source: object) -> list[str]:
@@ -105,13 +155,24 @@ def label_column(table: pa.Table, name: str, source: object) -> np.ndarray:
     if pa.types.is_temporal(column.type) or pa.types.is_binary(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {column.type}.")
     labels = column.to_pylist()
+    if pa.types.is_string(column.type) and Path(str(source)).suffix.lower() in _SHEETS:
+        labels = _numbers(labels)
     # An empty cell is a null, of a CSV with texts "", of numbers perhaps nan.
     missing = next((row for row, label in enumerate(labels) if label is None or label == "" or label != label), None)
     if missing is not None:
         raise AttsvmError(f"{source}: row {missing} has no label in column {name!r}; drop such rows first.")
-    if pa.types.is_floating(column.type) and any(label % 1 for label in labels):
-        raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds fractions.")
+    if any(isinstance(label, float | Decimal) for label in labels):
+        if any(label % 1 for label in labels):
+            raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds fractions.")
+        labels = [int(label) for label in labels]  # the floats are there because a value was missing once
     return np.array(labels)
+
+
+def _numbers(labels: list[str]) -> list[Any]:
+    """A CSV has no types: if all its labels are numbers or missing, they count as such."""
+    if not all(label in _MISSING or _NUMBER.fullmatch(label) for label in labels):
+        return labels
+    return [None if label in _MISSING else float(label) for label in labels]
 
 
 def _strings(table: pa.Table, name: str, source: object) -> Any:
@@ -133,13 +194,17 @@ def _column(table: pa.Table, name: str, source: object) -> Any:
     return table[name]
 
 
-def _delimiter(path: Path, ending: str, encoding: str) -> str:
-    """What stands between columns: spreadsheets in many languages write semicolons into a .csv."""
-    if ending == ".tsv":
-        return "\t"
-    with path.open(encoding=encoding) as file:
-        header = file.readline()
-    return next((sign for sign in ",;\t" if sign in header), ",")
+def _open(path: Path, encoding: str) -> IO[str]:
+    """A text file; a byte order mark is no part of its text."""
+    return path.open(encoding="utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding, newline="")
+
+
+def _header(path: Path, encoding: str) -> tuple[str, list[str]]:
+    """What stands between columns (spreadsheets in many languages write semicolons into a .csv), and their names."""
+    with _open(path, encoding) as file:
+        first = next((line for line in file if line.strip()), "")
+        sign = "\t" if path.suffix.lower() == ".tsv" else next((sign for sign in ",;\t" if sign in first), ",")
+        return sign, next(text_csv.reader(chain([first], file), delimiter=sign), [])
 
 
 def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
@@ -147,31 +212,77 @@ def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
         raise AttsvmError(f"{path} is not a file.")
     try:
         import pyarrow as pa
-        from pyarrow import csv, json, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise AttsvmError("tables need pyarrow: pip install 'attsvm[text]'.") from error
-    ending = path.suffix.lower()
     try:
-        if ending == ".parquet":
+        if path.suffix.lower() == ".parquet":
             return parquet.read_table(path)
-        if ending in (".csv", ".tsv"):
-            return csv.read_csv(
-                path,
-                csv.ReadOptions(encoding=encoding, block_size=_BLOCK),
-                csv.ParseOptions(delimiter=_delimiter(path, ending, encoding), newlines_in_values=True),
-                csv.ConvertOptions(column_types={text: pa.string()}),
-            )
-        lines = path if codecs.lookup(encoding).name == "utf-8" else pa.BufferReader(path.read_text(encoding).encode())
-        table = json.read_json(lines, json.ReadOptions(block_size=_BLOCK))
-        table.validate(full=True)  # the reader of JSON takes any bytes for a string
-        return table
-    except (pa.ArrowException, UnicodeError, LookupError, OSError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        return _read_lines(path, encoding) if is_json_lines(path) else _read_csv(path, text, encoding)
+    except (pa.ArrowException, UnicodeError, LookupError, OSError, text_csv.Error) as error:
+        reason = _one_line(error)
         if "utf" in reason.lower() or isinstance(error, UnicodeError):
             reason = (
                 f"it is not written in {encoding}; save it as UTF-8, or name its encoding (attsvm text has --encoding)"
             )
         raise AttsvmError(f"{path} cannot be read: {reason}.") from error
+
+
+def _read_csv(path: Path, text: str, encoding: str) -> pa.Table:
+    """Every cell as it is written. A column is taken for numbers only if they are written back the same."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    delimiter, names = _header(path, encoding)
+    table = csv.read_csv(
+        path,
+        csv.ReadOptions(encoding=encoding, block_size=_BLOCK),
+        csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    )
+    columns = [column if name == text else _typed(column) for name, column in zip(table.column_names, table.columns)]
+    return pa.table(columns, names=table.column_names)
+
+
+def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    for kind in (pa.int64(), pa.bool_()):
+        try:
+            values = column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        if values.cast(pa.string()).equals(column):
+            return values
+    return column
+
+
+def _read_lines(path: Path, encoding: str) -> pa.Table:
+    import pyarrow as pa
+
+    rows = read_json_lines(path, encoding)
+    if not rows:
+        raise AttsvmError(f"{path} cannot be read: it is empty.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _json_column([row.get(name) for row in rows]) for name in names})
+
+
+def _json_column(values: list[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        # Values of several kinds are neither texts nor labels; as bytes they can be written, and no more.
+        return pa.array([None if value is None else _json(value).encode() for value in values], pa.binary())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _hugging_face(name: str, split: str | None) -> pa.Table:

@@ -34,12 +34,20 @@ class Place:
 
 
 def save_run(
-    path: Path, identity: dict[str, Any], place: Place, model: nn.Module, optimizer: torch.optim.Optimizer
+    path: Path,
+    identity: dict[str, Any],
+    place: Place,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    tokenizer: str = "",
 ) -> None:
-    """Write all of it, whole or not at all."""
+    """Write all of it, whole or not at all. Without an optimizer it is for `load_model` alone.
+
+    tokenizer: digest of the vocabulary, if known. It is no part of the identity, which the tokens themselves are.
+    """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     other: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
+    for index, state in ({} if optimizer is None else optimizer.state_dict()["state"]).items():
         for name, value in state.items():
             key = f"optimizer.{index}.{name}"
             if isinstance(value, Tensor):
@@ -54,6 +62,7 @@ def save_run(
         "place": {name: getattr(place, name) for name in ("epoch", "batch", "seconds", "stopped", "history")},
         "other": other,
         "scalars": scalars,  # array files have no arrays without axes
+        "tokenizer": tokenizer,
     }
     write_arrays(path, tensors, {"format": _FORMAT, "attsvm": json.dumps(described)})
 
@@ -66,8 +75,8 @@ def load_run(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: 
     if differing:
         name = differing[0]
         raise AttsvmError(
-            f"{path} is the checkpoint of another run, with {name} {theirs.get(name)} and not {identity.get(name)}: "
-            "choose another folder or remove it."
+            f"{path} is the checkpoint of another run, with {name} {theirs.get(name)!r} and not "
+            f"{identity.get(name)!r}: choose another folder or remove it."
         )
     try:
         model.load_state_dict(_under("model.", tensors))

@@ -147,27 +147,47 @@ def _shifted(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A training and a test split; `vocabulary` is the number of tokens of texts, `classes` the number of labels."""
+    """A training and a test split; `vocabulary` is the number of tokens of texts, `classes` the number of labels.
+
+    `tokenizer` is the digest of the vocabulary that made the tokens, where it is known.
+    """
 
     train: Texts | Images
     test: Texts | Images
     classes: int
     vocabulary: int = 0
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
-        for name, split in (("train", self.train), ("test", self.test)):
+        splits = (("train", self.train), ("test", self.test))
+        for name, split in splits:
             if not len(split):
                 raise AttsvmError(f"the {name} split must have rows, but it is empty.")
+        for name, split in splits:
             low, high = int(split.labels.min()), int(split.labels.max())
             if low < 0 or high >= self.classes:
-                allowed = "0 or 1" if self.classes == 2 else f"0 to {self.classes - 1}"
+                allowed = "0 or 1" if self.classes == 2 else "from 0 on" if low < 0 else f"0 to {self.classes - 1}"
                 wrong = low if low < 0 else high
                 raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop such rows.")
-            if isinstance(split, Texts) and int(split.lengths.min()) < 1:
-                row = int(split.lengths.argmin())
-                raise AttsvmError(
-                    f"row {row} of the {name} split has no token: drop it, or let the tokenizer add [CLS]."
-                )
+            if isinstance(split, Texts):
+                self._check_tokens(name, split)
+        first = int(self.train.labels[0])
+        if (self.train.labels == first).all():
+            raise AttsvmError(
+                f"the train split must have rows of two classes or more, but all {len(self.train)} have label {first}: "
+                "if these are the first rows of sorted ones, shuffle before you take them."
+            )
+
+    def _check_tokens(self, name: str, split: Texts) -> None:
+        if int(split.lengths.min()) < 1:
+            row = int(split.lengths.argmin())
+            raise AttsvmError(f"row {row} of the {name} split has no token: drop it, or let the tokenizer add [CLS].")
+        low, high = int(split.tokens.min()), int(split.tokens.max())
+        if low < 0 or high >= self.vocabulary:
+            raise AttsvmError(
+                f"tokens must be from 0 to {self.vocabulary - 1}, below the vocabulary, but the {name} split has "
+                f"{low if low < 0 else high}: give the vocabulary of the tokenizer, its largest number plus one."
+            )
 
     @property
     def kind(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def evaluate(
         "test_accuracy_even": even / ((n + 1) // 2),
         "test_accuracy_odd": odd / max(1, n // 2),
     }
+
+
+def best_epoch(history: list[dict[str, float]]) -> dict[str, float] | None:
+    """The row of the largest test accuracy, the first of equals; without a finite loss an epoch does not count."""
+    rows = [row for row in history if math.isfinite(row["test_loss"])]
+    return max(rows, key=lambda row: row["test_accuracy"], default=None)
 
 
 def write_metrics(folder: Path, history: list[dict[str, float]]) -> Path:

@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attsvm._check import as_device, describe
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Batch, Data
-from attsvm.transformer._evaluate import evaluate, write_metrics
+from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
 from attsvm.transformer._settings import Settings, make_model, make_optimizer
 
 CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Progress:
     rate: float
     """tokens or images a second in this epoch"""
     history: list[dict[str, float]]
+    model: nn.Module
+    """as it is after this step; where batch is batches, with the weights that the epoch's row is measured with"""
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,18 @@ def fit(
         data: see :func:`load_data`.
         settings: model, optimizer, stopping rule, seed.
         device: where to compute.
-        out: folder for the checkpoint; a run that is there goes on where it was, with the same bits.
+        out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
+            there goes on where it was, with the same bits.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
         stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
         accelerator: an ``accelerate.Accelerator``: its processes share every batch. `device` is then the accelerator's.
     """
-    place: torch.device = torch.device(device) if accelerator is None else accelerator.device
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise AttsvmError("device cuda was asked for, but torch sees no CUDA device here: use cpu.")
+    if not isinstance(data, Data):
+        raise AttsvmError(f"data must be what load_data gives, but got {describe(data)}.")
+    if not isinstance(settings, Settings):
+        raise AttsvmError(f"settings must be Settings, but got {describe(settings)}.")
+    place = as_device(device) if accelerator is None else accelerator.device
     devices = [place] if place.type == "cuda" else []
     with torch.random.fork_rng(devices):
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
@@ -98,13 +105,16 @@ class _Run:
         torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
         del self.identity["epochs"]  # a run may go on for longer
+        self.tokenizer = data.tokenizer
         self.path = None if out is None else _folder(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
         if self.path is not None and self.path.is_file():
             self.place = load_run(self.path, self.identity, self.model, self.optimizer)
             self._set_rng(self.place.rng)
-            if self.place.stopped == "epochs" and self.place.epoch < settings.epochs:
-                self.place.stopped = ""
+            if self.place.stopped in ("", "epochs"):  # there may be more or fewer epochs to do than before
+                self.place.stopped = "" if self.place.epoch < settings.epochs else "epochs"
+        elif self.path is not None and self.rank == 0:
+            self.path.with_name(BEST).unlink(missing_ok=True)  # of another run
         self.sums = self.place.sums[self.rank].to(device)
         self.step_model: Any = self.model
         if accelerator:
@@ -115,6 +125,8 @@ class _Run:
 
     def run(self, stop: Callable[[], bool], report: Callable[[Progress], None]) -> Fitted:
         place, settings = self.place, self.settings
+        if place.stopped:  # nothing is left to do
+            return Fitted(self.model, place.history, place.stopped, settings)
         saved = time.monotonic()
         while not place.stopped:
             generator = torch.Generator().manual_seed(settings.seed * 100_003 + place.epoch)
@@ -128,7 +140,7 @@ class _Run:
                 work += batch.work
                 place.seconds = before + time.perf_counter() - start
                 rate = work / place.seconds
-                report(Progress(place.epoch, place.batch, len(batches), rate, place.history))
+                report(Progress(place.epoch, place.batch, len(batches), rate, place.history, self.model))
                 due = self.path is not None and time.monotonic() - saved > self.every
                 ended, due = self._agreed(stop(), due)
                 if ended or due:
@@ -169,13 +181,16 @@ class _Run:
         place.history.append(row)
         place.epoch, place.batch, place.seconds = place.epoch + 1, 0, 0.0
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        if loss != loss:
+        if loss != loss or row["test_loss"] != row["test_loss"]:
             place.stopped = "diverged"
         elif right >= settings.stop:
             place.stopped = "accuracy"
         elif place.epoch >= settings.epochs:
             place.stopped = "epochs"
         if self.path is not None and self.rank == 0:
+            if best_epoch(place.history) is row:
+                reached = Place(place.epoch, history=place.history)
+                save_run(self.path.with_name(BEST), self.identity, reached, self.model, None, self.tokenizer)
             write_metrics(self.path.parent, place.history)
 
     def _mine(self, batch: Batch) -> Batch:
@@ -201,7 +216,7 @@ class _Run:
         self.place.sums, self.place.rng = self._rows(self.sums), {name: self._rows(r) for name, r in rng.items()}
         if self.rank == 0:
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
-            save_run(self.path, self.identity, self.place, self.model, optimizer)
+            save_run(self.path, self.identity, self.place, self.model, optimizer, self.tokenizer)
         if self.accelerator:
             self.accelerator.wait_for_everyone()
 
@@ -217,10 +232,25 @@ class _Run:
             torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
 
 
-def load_model(folder: str | Path) -> nn.Module:
-    """The model of a run's last checkpoint, on the CPU and ready to be evaluated."""
-    tensors, described = read_run(Path(folder) / CHECKPOINT)
+def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -> nn.Module:
+    """The model of a run's last checkpoint, on the CPU and ready to be evaluated.
+
+    Args:
+        folder: `out` of :func:`fit`.
+        best: the weights of the epoch with the best test accuracy instead. That accuracy is an optimistic number.
+        tokenizer: digest of a vocabulary, as :func:`encode_probes` gives it; a run known to have another is refused.
+    """
+    path, other = Path(folder) / (BEST if best else CHECKPOINT), Path(folder) / BEST
+    if best and not path.is_file() and (Path(folder) / CHECKPOINT).is_file():
+        raise AttsvmError(f"{path} is not a file: this run has no epoch yet whose weights could be kept.")
+    tensors, described = read_run(path)
+    theirs = described.get("tokenizer", "")
+    if tokenizer and theirs and tokenizer != theirs:
+        raise AttsvmError(f"{path} was trained with a tokenizer of another vocabulary: name that one.")
     weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    if not all(tensor.isfinite().all() for tensor in weights.values()):
+        instead = "take its best weights (best=True, --best)" if other.is_file() else "train with a smaller lr"
+        raise AttsvmError(f"{path} has weights that are not finite, since its run diverged: {instead}.")
     identity = described["identity"]
     sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
     if identity["model"] == "text":  # two classes have one score
@@ -241,6 +271,7 @@ def _folder(out: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AttsvmError(f"{path} cannot be made: {error.strerror}.") from error
-    for leftover in path.glob(".checkpoint.*.tmp*"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
+    for name in (CHECKPOINT, BEST):
+        for leftover in path.glob(f".{Path(name).stem}.*.tmp*"):  # of a run that was killed while it wrote
+            leftover.unlink(missing_ok=True)
     return path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,13 +66,12 @@ def load_data(
     if images or _has_images(path):
         found = [_image_split(source, split) for split in SPLITS]
         return image_data(found[0], found[1], 1 + int(max(labels.max(initial=0) for _, labels in found)), size)
-    from attsvm.text import read_texts
+    from attsvm.text._tables import label_column, read_table, text_column
 
     texts = []
     for split in SPLITS:
-        rows = read_texts(source, split=split)
-        assert rows.labels is not None  # a missing column was refused
-        texts.append((rows.texts, _whole(rows.labels, "0 or 1")))
+        table, named = read_table(source, text="text", split=split), _named(source, split)
+        texts.append((text_column(table, "text", named), _whole(label_column(table, "label", named), "0 or 1")))
     return _tokenized(texts, tokenizer, length)
 
 
@@ -102,6 +103,11 @@ def open_tokenizer(place: str | Path) -> Any:
     return found
 
 
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Names the vocabulary of an open tokenizer: the numbers of its tokens."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
 def save_data(data: Data, path: str | Path) -> None:
     """Both splits in one compact .npz that `load_data` reads without tokenizer or tables: token numbers or pixels."""
     if Path(path).suffix != ".npz":
@@ -116,7 +122,8 @@ def save_data(data: Data, path: str | Path) -> None:
         tokens, lengths = split.tokens.cpu().numpy(), split.lengths.cpu().numpy()
         arrays[f"{name}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
         arrays[f"{name}_lengths"] = lengths.astype(np.int32)
-    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})
+    strings = {"format": _FORMAT, "tokenizer": data.tokenizer}
+    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, strings)
 
 
 def _saved(path: Path, size: int) -> Data:
@@ -132,7 +139,8 @@ def _saved(path: Path, size: int) -> Data:
     for name in SPLITS:
         offsets = np.concatenate([[0], np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)])
         splits.append(Texts.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
-    return Data(splits[0], splits[1], classes, vocabulary=int(arrays["vocabulary"][0]))
+    vocabulary, tokenizer = int(arrays["vocabulary"][0]), strings.get("tokenizer", "")
+    return Data(splits[0], splits[1], classes, vocabulary, tokenizer)
 
 
 def _cut(data: Data, length: int) -> Data:
@@ -149,7 +157,15 @@ def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path 
         ids = encode(part, tokenizer, length)
         flat = np.array([token for sequence in ids for token in sequence], np.int32)
         splits.append(Texts.ragged(flat, np.cumsum([0, *map(len, ids)]), labels))
-    return Data(splits[0], splits[1], classes=2, vocabulary=open_tokenizer(tokenizer).get_vocab_size())
+    opened = open_tokenizer(tokenizer)
+    # Not the number of tokens: the numbers of some tokenizers have gaps.
+    vocabulary = 1 + max(opened.get_vocab().values(), default=0)
+    return Data(splits[0], splits[1], 2, vocabulary, vocabulary_digest(opened))
+
+
+def _named(source: str | Path, split: str) -> str:
+    """For messages, whose rows are counted within the split."""
+    return f"{source}, split {split}"
 
 
 def _whole(labels: np.ndarray, allowed: str) -> np.ndarray:
@@ -243,7 +259,7 @@ def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray
             raise AttsvmError(f"{source}: row {row} of split {split} is not a readable image.") from error
     if len({image.shape for image in pixels}) > 1:
         raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
-    labels = _whole(label_column(table, "label", source), f"whole numbers from 0 to {MOST_CLASSES - 1}")
+    labels = _whole(label_column(table, "label", _named(source, split)), f"whole numbers from 0 to {MOST_CLASSES - 1}")
     if labels.max() >= MOST_CLASSES:
         raise AttsvmError(f"labels must be whole numbers from 0 to {MOST_CLASSES - 1}, but got {labels.max()}.")
     return np.stack(pixels), labels

@@ -96,10 +96,15 @@ def class_attention(model: Any, probes: Probes) -> dict[str, Any]:
     model.eval()
     most, longest = int(probes.tokens.max()), int(probes.lengths.max())
     words, positions = len(model.words.weight), len(model.positions.weight)
-    if most >= words or longest > positions:
+    if most >= words:
         raise AttsvmError(
-            f"the reviews have tokens up to number {most} and up to {longest} of them, but the model knows {words} "
-            f"tokens in {positions} places: name the tokenizer that it was trained with."
+            f"the reviews have tokens up to number {most}, but the model knows {words} tokens: name the tokenizer that "
+            "it was trained with."
+        )
+    if longest > positions:
+        raise AttsvmError(
+            f"the reviews have up to {longest} tokens, but the model was trained with length {positions}: train one "
+            f"with length {longest} or more."
         )
     logits, maps = model.attention(probes.tokens.to(device), probes.lengths.to(device))
     if not logits.isfinite().all():

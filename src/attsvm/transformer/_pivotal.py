@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
-from attsvm.transformer._load import open_tokenizer
+from attsvm.transformer._load import open_tokenizer, vocabulary_digest
 
 _FORMAT = "attsvm probes 1"
 _FIELDS = ("tokens", "lengths", "pivotal", "spans")
@@ -55,15 +55,19 @@ class Probes:
     """(n, longest) bool"""
     spans: Tensor
     """(n, longest, 2) int64: first character and the one behind the last; both 0 for special tokens"""
+    tokenizer: str = ""
+    """digest of the vocabulary, where it is known"""
 
     def save(self, path: str | Path) -> None:
         """As .npz, for a machine without the tokenizer."""
-        write_arrays(path, {name: getattr(self, name) for name in _FIELDS}, {"format": _FORMAT})
+        strings = {"format": _FORMAT, "tokenizer": self.tokenizer}
+        write_arrays(path, {name: getattr(self, name) for name in _FIELDS}, strings)
 
 
 def encode_probes(tokenizer: str | Path) -> Probes:
     """The pivotal reviews in the tokens of a tokenizer."""
-    codes = open_tokenizer(tokenizer).encode_batch([review.text for review in pivotal_reviews()])
+    opened = open_tokenizer(tokenizer)
+    codes = opened.encode_batch([review.text for review in pivotal_reviews()])
     longest = max(len(code.ids) for code in codes)
     tokens, pivotal = np.zeros((len(codes), longest), np.int64), np.zeros((len(codes), longest), bool)
     spans = np.zeros((len(codes), longest, 2), np.int64)
@@ -73,7 +77,8 @@ def encode_probes(tokenizer: str | Path) -> Probes:
         pivotal[row, : len(inside)] = inside
         spans[row, : len(inside)] = code.offsets
     lengths = torch.tensor([len(code.ids) for code in codes])
-    return Probes(torch.from_numpy(tokens), lengths, torch.from_numpy(pivotal), torch.from_numpy(spans))
+    arrays = (torch.from_numpy(tokens), lengths, torch.from_numpy(pivotal), torch.from_numpy(spans))
+    return Probes(*arrays, tokenizer=vocabulary_digest(opened))
 
 
 def load_probes(path: str | Path) -> Probes:
@@ -81,4 +86,5 @@ def load_probes(path: str | Path) -> Probes:
     arrays, strings = read_arrays(path)
     if strings.get("format") != _FORMAT:
         raise AttsvmError(f"{path} must be a file of probes that attsvm wrote, but it is another kind of .npz.")
-    return Probes(*(torch.from_numpy(arrays[name]) for name in _FIELDS))
+    tensors = (torch.from_numpy(arrays[name]) for name in _FIELDS)
+    return Probes(*tensors, tokenizer=strings.get("tokenizer", ""))

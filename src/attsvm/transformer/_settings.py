@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from attsvm._check import as_count, as_real
+from attsvm._check import as_count, as_real, describe
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
 from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
-from attsvm.transformer._data import Data, Texts
+from attsvm.transformer._data import Data, Images, Texts
 
 LENGTH = 512
 """The default of TextTransformer."""
@@ -65,10 +65,17 @@ class Settings:
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
         as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
-        as_real("lr", self.lr, 0.0)
-        as_real("stop", self.stop, 0.0)
+        for name in ("lr", "stop", "momentum"):
+            as_real(name, getattr(self, name), 0.0)
+        if self.weight_decay is not None:
+            as_real("weight_decay", self.weight_decay, 0.0)
         if not as_real("p", self.p, 1.0) > 1:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
+        for name in ("grouped", "bf16", "compile"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise AttsvmError(f"{name} must be True or False, but got {describe(value)}.")
+        if not isinstance(self.sizes, Mapping):
+            raise AttsvmError(f"sizes must map names to numbers, but got {describe(self.sizes)}.")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -77,18 +84,20 @@ class Settings:
 
 def make_model(settings: Settings, data: Data) -> nn.Module:
     """The model for this data, with torch's initial weights."""
-    sizes = dict(settings.sizes)
     kind: Callable[..., nn.Module] = TextTransformer if data.kind == "text" else ViT
-    sizes = {"classes": data.classes} | sizes
-    if data.kind == "text":
-        sizes = {"vocabulary": data.vocabulary} | sizes
-        longest = max(split.tokens.shape[1] for split in (data.train, data.test) if isinstance(split, Texts))
-        if sizes.get("length", LENGTH) < longest:
-            raise AttsvmError(
-                f"length must be at least {longest}, the longest text, but got {sizes.get('length', LENGTH)}."
-            )
+    needed, defaults = {"classes": data.classes}, {}
+    if isinstance(data.train, Images):
+        needed |= {"size": data.train.size, "channels": data.train.pixels.shape[1]}
     else:
-        sizes = {"size": data.train.size, "channels": data.train.pixels.shape[1]} | sizes  # type: ignore[union-attr]
+        longest = max(split.tokens.shape[1] for split in (data.train, data.test) if isinstance(split, Texts))
+        needed |= {"vocabulary": data.vocabulary, "length": longest}
+        defaults = {"length": LENGTH}
+    sizes = needed | defaults | dict(settings.sizes)
+    for name, number in needed.items():
+        asked, exact = as_count(name, sizes[name]), name in ("size", "channels")
+        if asked < number or (exact and asked > number):
+            bound = f"{number}" if exact else f"at least {number}"
+            raise AttsvmError(f"{name} must be {bound}, as in the data, not {asked}.")
     try:
         return kind(**sizes)
     except TypeError as error:
