@@ -78,6 +78,23 @@ def test_a_number_is_the_size_of_all_weights():
         assert starting_lr(1e-3, p, np.float32(0.05)) == pytest.approx(starting_lr(1e-3, p, 0.05))
 
 
+@pytest.mark.parametrize("p", [1.1, 3.0])
+def test_weights_may_be_a_module_or_named_or_of_numpy(p):
+    model = network("normal")
+    expected = starting_lr(1e-3, p, model.parameters())
+    assert starting_lr(1e-3, p, model) == expected
+    assert starting_lr(1e-3, p, model.named_parameters()) == expected
+    arrays = [param.detach().numpy() for param in model.parameters()]
+    assert starting_lr(1e-3, p, arrays) == expected
+    assert starting_lr(1e-3, p, arrays[0]) == starting_lr(1e-3, p, model[0].weight)
+
+
+@pytest.mark.parametrize("weights", ["0.02", None, [None], ["0.02"], {"params": []}], ids=str)
+def test_what_is_no_weights_is_refused(weights):
+    with pytest.raises(AttsvmError, match="weights must be parameters, a module or a number"):
+        starting_lr(1e-3, 1.1, weights)
+
+
 def test_groups_of_a_model():
     model = nn.TransformerEncoderLayer(8, 2, 16)
     groups = param_groups(model, p=1.1)

@@ -152,6 +152,50 @@ def test_what_has_no_shape_yet_and_misspelled_groups_are_refused():
         param_groups(nn.Linear(2, 2), embedding={"p": 1.5})
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"p": "1.1"}, "p must be a number"),
+        ({"p": 1.0}, "p must be a number"),
+        ({"matrices": {"p": None}}, "p must be a number"),
+        ({"matrices": 1.5}, "matrices must be a dict of options"),
+        ({"matrices": {"pp": 1.5}}, "pp is no option"),
+        ({"lrr": 1e-3}, "lrr is no option"),
+        ({"kinds": "lora_"}, "kinds must be a dict"),
+        ({"kinds": {"(": "vectors"}}, "is no regular expression"),
+        ({"kinds": {3: "vectors"}}, "is no regular expression"),
+        ({"kinds": {"lora_": "vectors"}}, "'lora_' occurs in the name of no parameter"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options, what):
+    with pytest.raises(AttsvmError, match=what):
+        param_groups(nn.Linear(2, 2), **options)
+
+
+def test_wrong_models_and_groups_are_refused():
+    model = nn.Linear(2, 2)
+    for wrong in (model.parameters(), [model], None):
+        with pytest.raises(AttsvmError, match=r"must be a torch.nn.Module"):
+            param_groups(wrong)
+    for wrong in (model, 3, list(model.parameters()), [{"p": 2}]):
+        with pytest.raises(AttsvmError, match="must be parameter groups or an optimizer"):
+            describe_groups(wrong)
+
+
+def test_options_of_every_optimizer_and_patterns_of_frozen_parameters_are_taken():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2).requires_grad_(False)})
+    options = {
+        "momentum": 0.9,
+        "betas": (0.9, 0.99),
+        "normalize": None,
+        "dampening": 0,
+        "amsgrad": False,
+        "fused": None,
+    }
+    assert all(options.items() <= group.items() for group in param_groups(model, kinds={"b": "vectors"}, **options))
+
+
 @make_all
 def test_a_trainer_may_add_parameters_without_names(make):
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -259,8 +303,10 @@ def test_description():
 
 
 def test_description_of_an_optimizer(capsys):
-    describe_groups(torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=torch.tensor(0.5)).param_groups)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["0", "-", "0.5", "0", "2", "8"]
+    optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=torch.tensor(0.5))
+    for groups in (optimizer, optimizer.param_groups, iter(optimizer.param_groups)):
+        describe_groups(groups)
+        assert capsys.readouterr().out.splitlines()[1].split() == ["0", "-", "0.5", "0", "2", "8"]
 
 
 # The last part of the names of query, key and value matrices.

@@ -69,7 +69,7 @@ def error(value: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("tensor_lr", [False, True])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.0, "maximize": True}, {"betas": (0.5, 0.9), "eps": 0.1}])
-@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
+@pytest.mark.parametrize("p", [1.08, 1.1, 1.5, 1.75, 2, 3, 5])
 @pytest.mark.parametrize(("device", "path"), PATHS)
 def test_every_path_agrees_with_float64_after_100_steps(device, path, p, options, tensor_lr):
     params, gradients = start(device), random_gradients(100)
@@ -184,7 +184,18 @@ def test_parameters_may_skip_steps(foreach):
 
 @pytest.mark.parametrize(
     "options",
-    [{"betas": (1.0, 0.9)}, {"betas": (0.9,)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}, {"weight_decay": -1.0}, {"p": 1}],
+    [
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9,)},
+        {"betas": (0.9, -0.1)},
+        {"betas": 0.9},
+        {"betas": (0.9, "0.99")},
+        {"eps": -1.0},
+        {"eps": None},
+        {"weight_decay": -1.0},
+        {"p": 1},
+        {"lr": "1e-3"},
+    ],
     ids=str,
 )
 def test_wrong_settings_are_refused(options):

@@ -83,7 +83,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 2, 3])
+@pytest.mark.parametrize("p", [1.08, 1.1, 1.5, 1.75, 2, 3, 5])
 @pytest.mark.parametrize(("device", "path"), PATHS)
 def test_every_path_agrees_with_float64_after_100_steps(device, path, p, options):
     params, gradients = start(device), random_gradients(100)
@@ -448,6 +448,12 @@ def test_gradients_of_another_layout(foreach):
         {"lr": -1.0},
         {"lr": math.nan},
         {"lr": torch.ones(2)},
+        {"lr": "1e-3"},
+        {"p": "1.1"},
+        {"p": None},
+        {"p": torch.tensor(1.1)},
+        {"momentum": None},
+        {"weight_decay": None},
         {"p": 1.0},
         {"p": math.inf},
         {"p": math.nan},

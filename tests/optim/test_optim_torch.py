@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from two_processes import run_pair
 
 from attsvm import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, starting_lr
+from attsvm.optim import MirrorAdam, MirrorDescent, from_torch, starting_lr
 
 
 @make_all
@@ -75,94 +75,6 @@ def test_checkpoints_of_an_older_version_load():
         del saved["param_groups"][0][name]
     optimizer.load_state_dict(saved)
     fit(model, optimizer, range(2, 4))
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1), lambda params: MirrorAdam(params, p=1.5)),
-        (lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), lambda params: MirrorDescent(params, p=1.5)),
-        (lambda params: torch.optim.SGD(params, lr=0.05), lambda params: MirrorDescent(params, normalize="tensor")),
-        (lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9), lambda params: MirrorAdam(params)),
-    ],
-    ids=["AdamW", "SGD with momentum", "SGD", "SGD to MirrorAdam"],
-)
-def test_state_of_torch_optimizers_goes_on(theirs, ours, groups):
-    model = network()
-    params = list(model.parameters())
-    split = [{"params": params[:2]}, {"params": params[2:]}] if groups == 2 else params
-    before = theirs(split)
-    fit(model, before, range(3))
-    saved = before.state_dict()
-
-    after = ours([{"params": params[:2], "p": 1.2}, {"params": params[2:]}] if groups == 2 else params)
-    p = [group["p"] for group in after.param_groups]
-    normalize = after.defaults.get("normalize")
-    after.load_state_dict(saved)
-    assert [group["p"] for group in after.param_groups] == p
-    assert all(group["lr"] == before.param_groups[0]["lr"] for group in after.param_groups)
-    assert all(group.get("normalize") == normalize for group in after.param_groups)
-    for i, param in enumerate(params):  # moments and counts carry over
-        for name, value in saved["state"].get(i, {}).items():
-            assert torch.equal(after.state[param][name], value)
-    loss = loss_of(model, 3).item()
-    assert fit(model, after, range(3, 20)) < loss
-    assert all("mirror" in after.state[param] for param in params)
-
-
-@pytest.mark.parametrize("flag", ["fused", "foreach", "capturable"])
-def test_how_torch_optimizers_computed_is_not_taken_over(flag):
-    model = network()
-    before = torch.optim.AdamW(model.parameters(), **({"fused": True} if flag == "fused" else {}))
-    fit(model, before, range(2))
-    saved = before.state_dict()
-    saved["param_groups"][0][flag] = True
-    after = MirrorAdam(model.parameters())
-    after.load_state_dict(saved)
-    assert after.param_groups[0][flag] == after.defaults[flag]
-    fit(model, after, range(2, 4))
-
-
-def test_counts_that_are_numbers_load():
-    model, other = network(), network()
-    before = torch.optim.AdamW(model.parameters())
-    fit(model, before, range(3))
-    saved = copy.deepcopy(before.state_dict())
-    numbers = copy.deepcopy(saved)
-    for state in numbers["state"].values():
-        state["step"] = int(state["step"])
-    other.load_state_dict(model.state_dict())
-    for each, state in ((model, saved), (other, numbers)):
-        after = MirrorAdam(each.parameters())
-        after.load_state_dict(state)
-        fit(each, after, range(3, 5))
-    assert same(model, other)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "what"),
-    [
-        (lambda params: torch.optim.SGD(params, momentum=0.9, dampening=0.9), MirrorDescent, "dampening=0.9"),
-        (lambda params: torch.optim.AdamW(params, amsgrad=True), MirrorAdam, "amsgrad=True"),
-    ],
-)
-def test_states_that_cannot_go_on_are_refused(theirs, ours, what):
-    model = network()
-    with pytest.raises(AttsvmError, match=f"has {what}, which the mirror optimizers have not"):
-        ours(model.parameters()).load_state_dict(theirs(model.parameters()).state_dict())
-
-
-def test_at_p_2_a_state_of_adamw_goes_on_as_adamw():
-    ours, theirs = network(torch.float64), network(torch.float64)
-    before, reference = (torch.optim.AdamW(model.parameters(), lr=0.01) for model in (ours, theirs))
-    fit(ours, before, range(3))
-    fit(theirs, reference, range(6))
-    after = MirrorAdam(ours.parameters(), p=2)
-    after.load_state_dict(before.state_dict())
-    fit(ours, after, range(3, 6))
-    for a, b in zip(ours.parameters(), theirs.parameters()):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
 @make_all
@@ -370,6 +282,19 @@ def _fsdp2(rank: int, folder: str) -> None:
         steps(resumed, again, range(3, 5))
         for a, b in zip(model.parameters(), resumed.parameters()):
             assert torch.equal(a.to_local(), b.to_local())
+
+        # The whole state of a sharded parameter is not that of its shard.
+        saved = again.state_dict()
+        saved["state"][0] = {key: t.full_tensor() if t.ndim else t for key, t in saved["state"][0].items()}
+        with pytest.raises(AttsvmError, match=r"the parameter has \(16, 8\) with \(8, 8\) on this rank"):
+            again.load_state_dict(saved)
+
+    model = sharded()
+    before = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    steps(model, before, range(2))
+    after = from_torch(before, model, p=1.1)
+    steps(model, after, range(2, 4))
+    assert after.state[model[0].weight]["step"] == 4
 
 
 @pytest.mark.slow

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import check_lr, check_p
+from attsvm.optim._checks import check_lr, check_p
 from attsvm.optim._shards import whole
 
 __all__ = ["starting_lr"]
 
 
-def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor]) -> float:
+def starting_lr(
+    lr: float, p: float, weights: float | Tensor | np.ndarray | nn.Module | Iterable[Tensor | tuple[str, Tensor]]
+) -> float:
     r"""The lr at which a mirror step moves the weights as far as a step of SGD or AdamW with `lr` does.
 
     From SGD to :class:`~attsvm.optim.MirrorDescent` without ``normalize``, and from AdamW to
@@ -35,7 +40,7 @@ def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor])
     Args:
         lr: what works for SGD or AdamW.
         p: the exponent of the mirror optimizer; p = 2 returns `lr`.
-        weights: the parameters, at their start; or their typical size, a number.
+        weights: the parameters, named or not, or their module, at their start; or their typical size, a number.
 
     Example:
         >>> groups = attsvm.optim.param_groups(model, p=1.1)
@@ -47,18 +52,32 @@ def starting_lr(lr: float, p: float, weights: float | Tensor | Iterable[Tensor])
     check_p(p)
     if p == 2:
         return lr
-    tensors = [weights] if isinstance(weights, Tensor) else weights
-    if isinstance(tensors, Iterable):
-        mobility = _mobility((whole(t.detach()).flatten().double().abs() for t in tensors), p)
-    else:
-        size = float(tensors)
+    if isinstance(weights, Real):
+        size = float(weights)
         mobility = size ** (2 - p) if 0 < size < math.inf else math.nan  # |w|^(2−p) of a typical weight
+    else:
+        mobility = _mobility((whole(t.detach()).flatten().double().abs() for t in _tensors(weights)), p)
     if not 0 < mobility < math.inf:
         raise AttsvmError(
             f"weights must be finite and not all 0, but their typical size gives no lr for p = {p}: "
             "what starts at 0 wants p = 2."
         )
     return lr * (p - 1) / mobility
+
+
+def _tensors(weights: Any) -> Iterator[Tensor]:
+    if isinstance(weights, nn.Module):
+        weights = weights.parameters()
+    elif isinstance(weights, Tensor | np.ndarray):
+        weights = [weights]
+    for weight in weights if isinstance(weights, Iterable) else [weights]:
+        weight = weight[-1] if isinstance(weight, tuple) and weight else weight  # one with its name
+        if not isinstance(weight, Tensor | np.ndarray):
+            raise AttsvmError(
+                f"weights must be parameters, a module or a number, but one is a {type(weight).__name__}: "
+                "pass e.g. model.parameters()."
+            )
+        yield torch.as_tensor(weight)
 
 
 def _mobility(sizes: Iterator[Tensor], p: float) -> float:

@@ -1,6 +1,6 @@
 """What MirrorDescent and MirrorAdam share: the step, and the mirror variable as state."""
 
-import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -11,32 +11,15 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
+from attsvm.optim._checks import check_at_least_zero, check_lr, check_p
 from attsvm.optim._fused import same_layout, use_fused
+from attsvm.optim._loading import MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
 
-MIRROR = "mirror"
-REST = "rest"
 Tensors = list[Tensor]
 _FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
-_HOW = ("foreach", "fused", "capturable")  # how to compute here: of another optimizer's state they are not taken over
-_FOREIGN = {"dampening": 0, "amsgrad": False}  # what torch's optimizers have and these have not
-
-
-def check_lr(lr: float | Tensor) -> None:
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise AttsvmError(f"lr must be a number or a tensor of one element, but it has shape {tuple(lr.shape)}.")
-    check_at_least_zero("lr", lr)
-
-
-def check_at_least_zero(name: str, value: float | Tensor) -> None:
-    if not 0 <= value < math.inf:
-        raise AttsvmError(f"{name} must be finite and at least 0, but got {value}.")
-
-
-def check_p(p: float) -> None:
-    if isinstance(p, Tensor) or not 1 < p < math.inf:
-        raise AttsvmError(f"p must be a number with 1 < p < inf, but got {p!r}: choose e.g. p = 1.1 or 3.")
+LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
 
 def step_lr(lr: float | Tensor) -> float | Tensor:
@@ -54,10 +37,13 @@ def zeros_like(param: Tensor) -> Tensor:
 class MirrorOptimizer(Optimizer, ABC):
     """The state handling of the mirror optimizers."""
 
-    # The counter of in-place changes of every weight, by id, as this optimizer left it; not part of the saved state.
-    _versions: dict[int, int]
+    # By p the counter of in-place changes of every weight, by id, as steps with this p left it; not a part of the saved
+    # state.
+    _versions: dict[float, dict[int, int]]
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
+    # Whose saved states it takes.
+    _source: Source
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if defaults["fused"] and defaults["foreach"]:
@@ -124,7 +110,7 @@ class MirrorOptimizer(Optimizer, ABC):
             self._init_group(group, fused, params, weights, grads, *states)
             if params:
                 self._step_group(group, fused, weights, grads, *states)
-                self._remember(params, weights)
+                self._remember(group["p"], params, weights)
         return loss
 
     def _use_fused(self, group: dict[str, Any]) -> bool:
@@ -141,15 +127,19 @@ class MirrorOptimizer(Optimizer, ABC):
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
-        p, a = group["p"], inverse_exponent(group["p"])
+        p = group["p"]
+        check_p(p)  # it may have been edited
+        a, versions = inverse_exponent(p), self._versions.setdefault(p, {})
         rows = []
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
-                if rest is theta:
-                    self.state.get(param, {}).pop(REST, None)  # left by steps of the other kind
+                if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
+                    left.pop(REST, None)
+                    if theta is weight:
+                        left.pop(MIRROR, None)
                 rows.append((param, weight, gradient(param), theta, rest, *self._init_state(group, param)))
         for column, values in zip((params, weights, *columns), zip(*rows)):
             column.extend(values)
@@ -168,12 +158,13 @@ class MirrorOptimizer(Optimizer, ABC):
     def resync(self) -> None:
         """Make the mirror variables anew from the weights.
 
-        Call it after changing weights through ``.data`` or under ``torch.compile``, and after changing a group's
-        ``p``. Other in-place changes between two steps are noticed by the step itself.
+        Call it after changing weights through ``.data`` or under ``torch.compile``. Other in-place changes between two
+        steps, and a new ``p`` of a group, are noticed by the step itself.
         """
         for group in self.param_groups:
             for param in group["params"]:
                 state = self.state.get(param, {})
+                self._forget(param, group["p"])
                 if MIRROR not in state:
                     continue
                 if has_mirror(param, group["p"]):
@@ -189,15 +180,17 @@ class MirrorOptimizer(Optimizer, ABC):
 
         A state of torch's optimizers is taken too: AdamW's moments go on in MirrorAdam, SGD's momentum in
         MirrorDescent. Options that the saved groups have, such as lr, are theirs; those that they lack, such as p, stay
-        as they are here; and the mirror variable is made from the weights.
+        as they are here; and the mirror variable is made from the weights. :func:`~attsvm.optim.from_torch` does this
+        for other groups, and translates lr. States of other optimizers, and of parameters of other shapes, are refused.
         """
         loaded: StateDict = {}
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
 
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
-            groups = hooked["param_groups"]
+            groups, ours = hooked["param_groups"], type(self).__name__
             if len(groups) == len(own):  # else torch refuses
-                groups = [{**mine, **_taken(saved)} for mine, saved in zip(own, groups)]
+                groups = [{**mine, **taken(saved, self._source, ours)} for mine, saved in zip(own, groups)]
+                check_states(hooked["state"], groups, self.param_groups, self._source, ours)
             loaded.update({**hooked, "param_groups": groups})
             return loaded
 
@@ -226,20 +219,25 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float) -> Tensor:
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
         """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
-            local(state[MIRROR]).copy_(mirror_of(weight, p))
+            local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if self._versions.get(id(param)) != weight._version and not _capturing(weight):
-            # Somebody wrote to the weight, or the state was loaded: where θ no longer means it, the weight wins.
+        if versions.get(id(param)) == weight._version:
+            return theta
+        # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
+        edited = self._forget(param, p)
+        if not _capturing(weight):
             same = means(theta, weight, p)
-            theta.copy_(torch.where(same, theta, mirror_of(weight, p)))
+            theta.copy_(torch.where(same, theta, (_checked_mirror if edited else mirror_of)(weight, p)))
             if REST in state:
                 local(state[REST]).masked_fill_(~same, 0)
+        elif edited:
+            raise AttsvmError("p was changed before the capture of a CUDA graph: call optimizer.resync() before it.")
         return theta
 
     def _rest(self, param: Tensor) -> Tensor:
@@ -249,23 +247,35 @@ class MirrorOptimizer(Optimizer, ABC):
             state[REST] = zeros_like(param)
         return local(state[REST])
 
-    def _remember(self, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _forget(self, param: Tensor, p: float) -> bool:
+        """Forget what steps with another p left; whether there were any."""
+        found = False
+        for other in [q for q in self._versions if q != p]:
+            found |= self._versions[other].pop(id(param), None) is not None
+            if not self._versions[other]:
+                del self._versions[other]
+        return found
+
+    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
-            self._versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+            versions = self._versions.setdefault(p, {})
+            versions.update((id(param), weight._version) for param, weight in zip(params, weights))
 
 
-def _taken(saved: dict[str, Any]) -> dict[str, Any]:
-    """The options of a saved group that hold here too."""
-    if "p" in saved:  # one of ours
-        return saved
-    for name, without in _FOREIGN.items():
-        if saved.get(name, without) != without:
-            raise AttsvmError(
-                f"the saved optimizer has {name}={saved[name]}, which the mirror optimizers have not: "
-                "begin without its state."
+def _checked_mirror(weight: Tensor, p: float) -> Tensor:
+    """θ, with a warning where it is 0 and the weight is of some size: the step would set the weight to 0."""
+    theta = mirror_of(weight, p)
+    if p > LEAST_UNDERFLOWING_P and weight.numel() and not weight.is_meta and not _capturing(weight):
+        size = weight.abs()
+        lost = int(((theta == 0) & (size > 1e-3 * size.max())).sum())
+        if lost:
+            warnings.warn(
+                f"{lost} of {weight.numel()} weights of a parameter of shape {tuple(weight.shape)} are so small that "
+                f"|w|^(p−1) is 0 in {theta.dtype} for p = {p}, and the step sets them to 0: choose a smaller p.",
+                stacklevel=2,
             )
-    return {name: value for name, value in saved.items() if name not in _HOW}
+    return theta
 
 
 def _capturing(t: Tensor) -> bool:

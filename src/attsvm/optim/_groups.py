@@ -1,5 +1,6 @@
 """Parameter groups: p near 1 on the matrices, p = 2 on what starts at 0 or is looked up."""
 
+import inspect
 import re
 import sys
 import warnings
@@ -9,12 +10,19 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import SGD, AdamW, Optimizer
 
 from attsvm.errors import AttsvmError
+from attsvm.optim._checks import check_p
+from attsvm.optim._mirror_adam import MirrorAdam
+from attsvm.optim._mirror_descent import MirrorDescent
 
 __all__ = ["describe_groups", "param_groups"]
 
 KINDS = ("attention", "matrices", "embeddings", "vectors")
+# Options that a group may have: those of the optimizers that take these groups.
+OPTIONS = {name for made in (MirrorAdam, MirrorDescent, AdamW, SGD) for name in inspect.signature(made).parameters}
+OPTIONS -= {"params"}
 
 # The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
 _ATTENTION = re.compile(
@@ -69,8 +77,9 @@ def param_groups(
         attention, matrices, embeddings, vectors: options of that group alone, as ``matrices={"p": 2}`` (mirror steps on
             attention alone) or ``vectors={"lr": 1e-2}``.
         kinds: exceptions, from a regular expression searched in the parameter's full name to one of the four names,
-            as ``{"lora_": "vectors"}``; the first that matches decides.
-        options: options of all groups, as ``lr`` and ``weight_decay``; those of a group come first.
+            as ``{"lora_": "vectors"}``; the first that matches decides. One that matches no name is refused.
+        options: options of all groups, as ``lr`` and ``weight_decay``; those of a group come first. What no optimizer
+            here or in torch.optim (AdamW, SGD) knows is refused.
 
     A weight that torch.nn.utils normalises or prunes is told apart as the weight itself is.
 
@@ -84,15 +93,18 @@ def param_groups(
         vectors    2.0  0.001  0.0                 8          88  self_attn.in_proj_bias, ….out_proj.bias, … 6 more
         >>> optimizer = attsvm.optim.MirrorAdam(groups)
     """
+    if not isinstance(model, nn.Module):
+        raise AttsvmError(f"model must be a torch.nn.Module, but got a {type(model).__name__}: pass the module itself.")
+    check_p(p)
+    of_kinds: dict[str, Any] = dict(zip(KINDS, (attention, matrices, embeddings, vectors)))
+    _check_options(options, of_kinds)
     defaults: dict[str, dict[str, Any]] = {
-        "attention": {"p": p, **options, **(attention or {})},
-        "matrices": {"p": p, **options, **(matrices or {})},
-        "embeddings": {"p": 2.0, **options, **(embeddings or {})},
-        "vectors": {"p": 2.0, **options, "weight_decay": 0.0, **(vectors or {})},
+        kind: {"p": p if kind in ("attention", "matrices") else 2.0, **options} for kind in KINDS
     }
-    wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
-    if wrong is not None:
-        raise AttsvmError(f"options of a group must be those of {', '.join(KINDS)}, but got {wrong}.")
+    defaults["vectors"]["weight_decay"] = 0.0
+    for kind, own in of_kinds.items():
+        defaults[kind].update(own or {})
+        check_p(defaults[kind]["p"])
     named: dict[str, list[tuple[str, Tensor]]] = {kind: [] for kind in KINDS}
     for name, param, kind in _sorted_parameters(model, kinds or {}):
         named[kind].append((name, param))
@@ -113,8 +125,12 @@ def param_groups(
     return groups
 
 
-def describe_groups(groups: Iterable[Mapping[str, Any]], file: TextIO | None = None) -> None:
-    """Print what went where: a table of groups as :func:`param_groups` made them, or of ``optimizer.param_groups``."""
+def describe_groups(groups: Optimizer | Iterable[Mapping[str, Any]], file: TextIO | None = None) -> None:
+    """Print what went where: a table of groups as :func:`param_groups` made them, or of an optimizer's."""
+    groups = getattr(groups, "param_groups", groups)  # wrappers of optimizers have them too
+    groups = list(groups) if isinstance(groups, Iterable) else [{}]
+    if not all(isinstance(group, Mapping) and "params" in group for group in groups):
+        raise AttsvmError("groups must be parameter groups or an optimizer: pass what param_groups(model) returned.")
     columns = ("name", "p", "lr", "weight_decay")
     rows: list[tuple[str, ...]] = [(*columns, "tensors", "parameters", "what")]
     for i, group in enumerate(groups):
@@ -128,11 +144,37 @@ def describe_groups(groups: Iterable[Mapping[str, Any]], file: TextIO | None = N
         print("  ".join([*cells, row[-1]]), file=file or sys.stdout)
 
 
-def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[tuple[str, Tensor, str]]:
-    """Every trainable parameter once, with its first name and its kind."""
+def _check_options(options: Mapping[str, Any], of_kinds: Mapping[str, Any]) -> None:
+    wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
+    if wrong is not None:
+        raise AttsvmError(f"options of a group must be those of {', '.join(KINDS)}, but got {wrong}.")
+    for kind, own in of_kinds.items():
+        if not isinstance(own, Mapping | None):
+            raise AttsvmError(f'{kind} must be a dict of options, as {{"p": 1.5}}, but got {own!r}.')
+    wrong = next((name for each in (options, *of_kinds.values()) for name in each or {} if name not in OPTIONS), None)
+    if wrong is not None:
+        raise AttsvmError(
+            f"{wrong} is no option of an optimizer: correct its name, or write it into the groups that come back."
+        )
+
+
+def _check_kinds(kinds: Mapping[str, str], names: set[str]) -> None:
+    if not isinstance(kinds, Mapping):
+        raise AttsvmError(f'kinds must be a dict, as {{"lora_": "vectors"}}, but got {kinds!r}.')
     for pattern, kind in kinds.items():
         if kind not in KINDS:
             raise AttsvmError(f"kinds[{pattern!r}] must be one of {', '.join(KINDS)}, but got {kind!r}.")
+        try:
+            found = any(re.search(pattern, name) for name in names)
+        except (re.error, TypeError) as error:
+            raise AttsvmError(f"kinds: {pattern!r} is no regular expression ({error}): correct it.") from None
+        if not found:
+            raise AttsvmError(f"kinds: {pattern!r} occurs in the name of no parameter: correct it or leave it out.")
+
+
+def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[tuple[str, Tensor, str]]:
+    """Every trainable parameter once, with its first name and its kind."""
+    _check_kinds(kinds, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     found: dict[Tensor, dict[str, str]] = {}  # the kind by its name: a tied weight has several
     modules = dict(model.named_modules(remove_duplicate=False))
     for path, module in modules.items():

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.errors import AttsvmError
-from attsvm.optim._base import MirrorOptimizer, Tensors, check_at_least_zero, step_lr, zeros_like
+from attsvm.optim._base import MirrorOptimizer, Tensors, step_lr, zeros_like
+from attsvm.optim._checks import check_at_least_zero, check_betas
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._fused import kernels, launches, outside_compiled
+from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
     NO_SCRATCH,
     Scratch,
@@ -101,6 +102,7 @@ class MirrorAdam(MirrorOptimizer):
     """
 
     _state_columns = 3
+    _source = Source("AdamW", "betas", "amsgrad", frozenset({"step", "exp_avg", "exp_avg_sq"}))
 
     def __init__(
         self,
@@ -131,8 +133,7 @@ class MirrorAdam(MirrorOptimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
-            raise AttsvmError(f"betas must be two numbers with 0 <= beta < 1, but got {group['betas']}.")
+        check_betas(group["betas"])
         check_at_least_zero("eps", group["eps"])
 
     def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:

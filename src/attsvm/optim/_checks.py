@@ -1,0 +1,36 @@
+"""What the options must be."""
+
+import math
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from attsvm.errors import AttsvmError
+
+
+def check_lr(lr: float | Tensor) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise AttsvmError(f"lr must be a number or a tensor of one element, but it has shape {tuple(lr.shape)}.")
+    check_at_least_zero("lr", lr)
+
+
+def check_at_least_zero(name: str, value: float | Tensor) -> None:
+    if not isinstance(value, Real | Tensor) or not 0 <= value < math.inf:
+        raise AttsvmError(f"{name} must be a number, finite and at least 0, but got {value!r}.")
+
+
+def check_p(p: float) -> None:
+    if not isinstance(p, Real) or not 1 < p < math.inf:
+        raise AttsvmError(f"p must be a number with 1 < p < inf, but got {p!r}: choose e.g. p = 1.1 or 3.")
+
+
+def check_betas(betas: Any) -> None:
+    two = isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(beta, Real | Tensor) for beta in betas)
+    if not two or not all(0 <= beta < 1 for beta in betas):
+        raise AttsvmError(f"betas must be two numbers with 0 <= beta < 1, but got {betas!r}.")
+
+
+def check_normalize(by: str | None) -> None:
+    if by not in (None, "tensor", "group"):
+        raise AttsvmError(f'normalize must be None, "tensor" or "group", but got {by!r}.')
