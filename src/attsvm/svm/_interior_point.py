@@ -231,14 +231,15 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         lam, s, t = x.lam + a * dlam, x.s + a * ds * ineq, x.t + step * dt
         if dU is None or dW is None:
             new = _link(rows, lam, s, t, p)
-            after = (new.AW - t[:, None] * b - s).abs().amax(1)
         else:
             a = step[:, None, None]
             new = _free(rows, lam, s, t, x.U + a * dU, x.W + a * dW, p)
-            after = _norm(_off_link(new), q)
+        if p == 2 or halving == HALVINGS:
+            return new
+        after = (new.AW - t[:, None] * b - s).abs().amax(1) if dU is None else _norm(_off_link(new), q)
         mean = (lam * s).sum(1) / lam.abs().sum(1)
         too_long = ~(after <= torch.maximum(before, slack * mean))
-        if p == 2 or halving == HALVINGS or not too_long.any():
+        if not too_long.any():
             return new
         step = torch.where(too_long, step / 2, step)
     raise AssertionError("unreachable")

@@ -21,7 +21,7 @@ from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Rows, System
 
-_CHUNK_BYTES = {"cpu": 4e6, "cuda": 4e9}
+_CHUNK_BYTES = {"cpu": 8e6, "cuda": 4e9}
 """Working set of a chunk of instances: what a CPU keeps in its cache, a good part of a GPU's memory."""
 
 
