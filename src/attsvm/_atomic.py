@@ -26,3 +26,20 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise AttsvmError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def clear_leftovers(path: str | os.PathLike[str]) -> None:
+    """Remove what writers of `path` that were killed left beside it."""
+    target = Path(os.path.realpath(path))
+    for leftover in target.parent.glob(f".{target.stem}.*.tmp{target.suffix}"):
+        leftover.unlink(missing_ok=True)
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, made if it is not there."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttsvmError(f"{path} cannot be made a folder: {error.strerror}.") from error
+    return folder

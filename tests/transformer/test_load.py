@@ -351,3 +351,9 @@ def test_image_parts_come_back_exactly(tmp_path: Path, monkeypatch: pytest.Monke
 
 class _Here(ThreadPoolExecutor):
     """Threads instead of processes: patched names reach them."""
+
+
+def test_whole_floats_of_a_csv_are_labels(tmp_path: Path, tokenizer: Path) -> None:
+    rows = [(text, label, split) for split in ("train", "test") for text, label in (("good", "1.0"), ("bad", "0.0"))]
+    (tmp_path / "rows.csv").write_text("text,label,split\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    assert load_data(tmp_path / "rows.csv", tokenizer=tokenizer).train.labels.tolist() == [1, 0]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from attsvm._atomic import make_folder
 from attsvm._check import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
@@ -65,10 +66,7 @@ def reproduce_command(
             raise AttsvmError(f"--device {device} computes in this process: leave --workers and --scheduler out.")
         workers = 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"--out {out} cannot be made: {error.strerror}.") from error
+    make_folder(out)
     with _Bar(not quiet, [batch for experiment in chosen for batch in experiment.batches(quick, device)]) as bar:
         run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=bar.advance)
     for line in left_out:

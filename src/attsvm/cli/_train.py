@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from attsvm._atomic import clear_leftovers, make_folder
 from attsvm._check import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
@@ -102,12 +103,7 @@ def _record(data: TokenData, steps: int) -> tuple[str, ...]:
 
 def _run(data: TokenData, out: Path, steps: int, options: dict[str, Any], progress: bool) -> Trajectory:
     """Train in pieces of some seconds, and save after each: the steps do not depend on how they are cut."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"--out {out} cannot be made: {error.strerror}.") from error
-    for leftover in out.glob(f".{Path(TRAJECTORY).stem}.*.tmp*"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
+    clear_leftovers(make_folder(out) / TRAJECTORY)
     trajectory = _earlier(data, out, steps, options)
     compiled = wants_compiled(data, steps) if trajectory is None else trajectory.state.compiled
     done, piece = (0, 200) if trajectory is None else (trajectory.state.step, 200)

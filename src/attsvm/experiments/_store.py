@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._atomic import atomic_path
+from attsvm._atomic import atomic_path, make_folder
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Columns, Experiment, Rows
 
@@ -50,7 +50,7 @@ def write_batch(
     metadata = {_PROVENANCE: json.dumps(provenance, sort_keys=True), _TIMING: json.dumps(dict(timing), sort_keys=True)}
     table = pa.Table.from_arrays(list(data), schema=pa.schema(fields, metadata=metadata))
     path = root / batch.path
-    _make_folder(path.parent)
+    make_folder(path.parent)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -119,7 +119,7 @@ def write_plan(
     plan: dict[str, Any] = {"quick": quick, "device": device}
     if experiment.needs:
         plan["data"] = experiment.data(digests or {})
-    _make_folder(root / experiment.id)
+    make_folder(root / experiment.id)
     with atomic_path(root / experiment.id / PLAN) as temporary:
         temporary.write_text(json.dumps(plan) + "\n")
 
@@ -136,13 +136,6 @@ def read_stored(root: Path, experiment: Experiment) -> Stored | None:
     batches = experiment.batches(quick, device, data)
     paths = [path for batch in batches if (path := root / batch.path).is_file()]
     return Stored(experiment, quick, device, batches, paths)
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"{path} cannot be made a folder: {error.strerror}.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._atomic import atomic_path
+from attsvm._atomic import atomic_path, make_folder
 from attsvm._files import read_arrays
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
@@ -37,7 +37,7 @@ def write_job(folder: Path, batch: Batch, device: str) -> None:
         "device": device,
         "cost": batch.cost,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with atomic_path(_file(folder, batch, ".json")) as temporary:
         temporary.write_text(json.dumps(job, indent=1) + "\n")
 

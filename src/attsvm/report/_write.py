@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from attsvm._atomic import atomic_path
+from attsvm._atomic import atomic_path, make_folder
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.report._gather import Section
@@ -54,10 +54,7 @@ def export_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
     """Every figure as PDF and SVG."""
     from attsvm.plots import save_figure
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"--figures {folder} cannot be made: {error.strerror}.") from error
+    make_folder(folder)
     written = []
     for section in sections:
         if section.figure is not None:

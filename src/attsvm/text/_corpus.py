@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from attsvm._atomic import make_folder
 from attsvm._check import as_count
 from attsvm._files import read_arrays, write_arrays
-from attsvm.errors import AttsvmError
 from attsvm.text._tokenizers import WordTokenizer, expand, split_texts
 from attsvm.text._tokens import Tokens
 
@@ -69,10 +69,7 @@ def _content_hash(texts: list[str], tokenizer: WordTokenizer) -> str:
 
 
 def _write(path: Path, tokens: Tokens) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"cache {path.parent} cannot be made: {error.strerror}.") from error
+    make_folder(path.parent)
     words = np.frombuffer("\n".join(tokens.vocabulary).encode(), dtype=np.uint8).copy()
     arrays = {"ids": tokens.ids, "offsets": tokens.offsets, "vocabulary": words}
     write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})

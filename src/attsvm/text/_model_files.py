@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attsvm._atomic import atomic_path
+from attsvm._atomic import atomic_path, make_folder
 from attsvm._files import read_arrays, write_arrays
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
@@ -32,10 +32,7 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
 
     All is written before the first file takes its place: what cannot be written leaves the model that was there.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"{folder} cannot be made: {error.strerror}.") from error
+    make_folder(folder)
     attention, features = model.attention_, model.features_
     content = {
         "format": _FORMAT,

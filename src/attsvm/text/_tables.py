@@ -145,17 +145,19 @@ def text_column(table: pa.Table, name: str, source: object) -> list[str]:
     return texts
 
 
-def label_column(table: pa.Table, name: str, source: object) -> np.ndarray:
-    """The labels, whole numbers or strings; a missing one is refused."""
+def label_column(table: pa.Table, name: str, source: object, part: str = "") -> np.ndarray:
+    """The labels, whole numbers or strings; a missing one is refused. `part` says of which rows the table is."""
     import pyarrow as pa
 
+    sheet = Path(str(source)).suffix.lower() in _SHEETS
+    source = f"{source}{part}"
     column = _column(table, name, source)
     if pa.types.is_nested(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold one label a row, but it holds {column.type}.")
     if pa.types.is_temporal(column.type) or pa.types.is_binary(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {column.type}.")
     labels = column.to_pylist()
-    if pa.types.is_string(column.type) and Path(str(source)).suffix.lower() in _SHEETS:
+    if sheet and pa.types.is_string(column.type):
         labels = _numbers(labels)
     # An empty cell is a null, of a CSV with texts "", of numbers perhaps nan.
     missing = next((row for row, label in enumerate(labels) if label is None or label == "" or label != label), None)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attsvm._atomic import clear_leftovers, make_folder
 from attsvm._check import as_device, describe
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
@@ -266,12 +267,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
 
 def _folder(out: str | Path) -> Path:
-    path = Path(out)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AttsvmError(f"{path} cannot be made: {error.strerror}.") from error
+    path = make_folder(out)
     for name in (CHECKPOINT, BEST):
-        for leftover in path.glob(f".{Path(name).stem}.*.tmp*"):  # of a run that was killed while it wrote
-            leftover.unlink(missing_ok=True)
+        clear_leftovers(path / name)
     return path

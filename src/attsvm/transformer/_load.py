@@ -70,8 +70,9 @@ def load_data(
 
     texts = []
     for split in SPLITS:
-        table, named = read_table(source, text="text", split=split), _named(source, split)
-        texts.append((text_column(table, "text", named), _whole(label_column(table, "label", named), "0 or 1")))
+        table, part = read_table(source, text="text", split=split), f", split {split}"
+        labels = _whole(label_column(table, "label", source, part), "0 or 1")
+        texts.append((text_column(table, "text", f"{source}{part}"), labels))
     return _tokenized(texts, tokenizer, length)
 
 
@@ -161,11 +162,6 @@ def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path 
     # Not the number of tokens: the numbers of some tokenizers have gaps.
     vocabulary = 1 + max(opened.get_vocab().values(), default=0)
     return Data(splits[0], splits[1], 2, vocabulary, vocabulary_digest(opened))
-
-
-def _named(source: str | Path, split: str) -> str:
-    """For messages, whose rows are counted within the split."""
-    return f"{source}, split {split}"
 
 
 def _whole(labels: np.ndarray, allowed: str) -> np.ndarray:
@@ -259,7 +255,8 @@ def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray
             raise AttsvmError(f"{source}: row {row} of split {split} is not a readable image.") from error
     if len({image.shape for image in pixels}) > 1:
         raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
-    labels = _whole(label_column(table, "label", _named(source, split)), f"whole numbers from 0 to {MOST_CLASSES - 1}")
+    labels = label_column(table, "label", source, f", split {split}")
+    labels = _whole(labels, f"whole numbers from 0 to {MOST_CLASSES - 1}")
     if labels.max() >= MOST_CLASSES:
         raise AttsvmError(f"labels must be whole numbers from 0 to {MOST_CLASSES - 1}, but got {labels.max()}.")
     return np.stack(pixels), labels

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attsvm._atomic import atomic_path
+from attsvm._atomic import atomic_path, make_folder
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.transformer._data import Data
@@ -124,7 +124,7 @@ def write_piece(folder: Path, result: dict[str, Any]) -> Path:
     """One JSON file, numbers to six digits; what is unfinished goes into a folder of its own."""
     unfinished = folder / UNFINISHED / f"{result['name']}.json"
     path = unfinished if result["stopped"] == "interrupted" else folder / unfinished.name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(_rounded(result), separators=(",", ":")) + "\n")
     if path != unfinished:
