@@ -116,3 +116,21 @@ def test_the_seed_draws_the_factors(folder: Path) -> None:
         run("train", "data.npz", *options, "--out", f"seed-{seed}", cwd=folder)
     first, other = (Trajectory.load(folder / f"seed-{seed}" / "trajectory.safetensors") for seed in "07")
     assert not torch.equal(first.state.theta["K"], other.state.theta["K"])
+
+
+def test_interrupted_before_anything_is_kept_it_does_not_say_so(folder: Path) -> None:
+    code = """
+import sys
+import attsvm.cli._train as command
+from attsvm.cli import main
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+command.train = interrupted
+sys.argv = ["attsvm", "train", "data.npz", "--steps", "9", "--out", "none", "--quiet"]
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 130
+    assert result.stderr == "Interrupted; no file was left half written.\n"

@@ -84,7 +84,8 @@ def train_command(
     try:
         trajectory = _run(loaded, out, steps, options, progress=not quiet)
     except KeyboardInterrupt:
-        typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
+        if (out / TRAJECTORY).is_file():
+            typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
         raise
     judged = judge(trajectory)
     write_verdict(judged, out)
