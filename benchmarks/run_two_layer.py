@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from attsvm._files import write_arrays
 from attsvm.embeddings import Reviews, Schedule
 from attsvm.experiments._tokens import trained_tokens
+from attsvm.files import write_arrays
 
 
 def main() -> None:

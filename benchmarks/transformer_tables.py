@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from attsvm._atomic import atomic_path
 from attsvm.experiments._transformers import KINDS, PRUNED, chosen_accuracy
+from attsvm.files import atomic_path
 from attsvm.transformer._pieces import UNFINISHED, read_result
 
 RESULTS = Path(__file__).parent / "results" / "transformers"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from attsvm._atomic import atomic_path
 from attsvm.data import MLPHead, QuadraticHead, TokenData, load, save, sphere
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 
 SUFFIXES = pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from attsvm._atomic import make_folder
-from attsvm._check import as_device
+from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.files import make_folder
 
 if TYPE_CHECKING:
     from attsvm.experiments import Batch, Experiment

@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
-from attsvm._check import as_device
-from attsvm._files import checked_path, write_arrays
+from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.data import TokenData, load
 from attsvm.errors import AttsvmError
+from attsvm.files import checked_path, write_arrays
 from attsvm.geometry import parse_geometry
 from attsvm.svm import MaxMargin, Status, att_svm, solve
 

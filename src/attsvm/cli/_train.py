@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from attsvm._atomic import clear_leftovers, make_folder
-from attsvm._check import as_device
+from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.cli._verdict import TRAJECTORY, draw_run, judge, print_verdict, write_verdict
@@ -20,6 +19,7 @@ from attsvm.dynamics import Gaussian, Growing, Trajectory, train
 from attsvm.dynamics._compile import wants_compiled
 from attsvm.dynamics._record import plan
 from attsvm.errors import AttsvmError
+from attsvm.files import clear_leftovers, make_folder
 
 CHECKPOINT_SECONDS = 15.0
 """How much work a killed run may lose."""

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from attsvm._check import as_device
-from attsvm._interrupts import asked_to_stop
+from attsvm.checks import as_device
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.interrupts import asked_to_stop
 
 if TYPE_CHECKING:
     from attsvm.transformer import Progress as Reached

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from attsvm._atomic import atomic_path
 from attsvm.cli._common import console
 from attsvm.diagnostics import Signature, Verdict, direction_error, verdict
 from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 
 TRAJECTORY = "trajectory.safetensors"
 VERDICT = "verdict.json"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_bool, as_float
+from attsvm.checks import as_bool, as_float
 from attsvm.errors import AttsvmError
 
 ArrayLike = Any  # Tensor, numpy array or nested list

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.random import Generator, Philox
 
-from attsvm._check import as_count, as_real
+from attsvm.checks import as_count, as_real
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_float, bind_shape, check_real, check_same_kind
+from attsvm.checks import as_count, as_float, bind_shape, check_real, check_same_kind
 from attsvm.errors import AttsvmError
 
 

@@ -10,10 +10,10 @@ Z (without it the first token is the query), Y, mask and v, in the shapes that `
 import numpy as np
 import torch
 
-from attsvm._files import PathLike, read_arrays, write_arrays
 from attsvm.data._heads import HEADS
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, read_arrays, write_arrays
 
 FORMAT = "attsvm-data/1"
 ARRAYS = ("X", "Z", "Y", "mask")

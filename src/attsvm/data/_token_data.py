@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm._check import (
+from attsvm.checks import (
     FLOATS,
     as_count,
     as_float,

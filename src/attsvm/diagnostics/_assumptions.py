@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.data import Head, LinearHead, MLPHead, QuadraticHead, TokenData
 from attsvm.diagnostics._landscape import gradient, loss_function
 from attsvm.diagnostics._measures import margins

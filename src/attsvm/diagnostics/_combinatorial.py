@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.data import TokenData
 from attsvm.diagnostics._assumptions import Check
 from attsvm.geometry import Geometry, parse_geometry

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from attsvm._check import describe
+from attsvm.checks import describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attsvm._check import as_float
+from attsvm.checks import as_float
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm import MaxMargin

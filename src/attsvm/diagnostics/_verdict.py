@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_real
+from attsvm.checks import as_count, as_real
 from attsvm.data import LinearHead
 from attsvm.diagnostics._landscape import step_convexity
 from attsvm.diagnostics._measures import (

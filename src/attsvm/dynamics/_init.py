@@ -9,7 +9,7 @@ import torch
 from numpy.random import Generator, Philox
 from torch import Tensor
 
-from attsvm._check import as_count, as_float, as_index, as_real, check_real, describe
+from attsvm.checks import as_count, as_float, as_index, as_real, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attsvm._check import describe
+from attsvm.checks import describe
 from attsvm.errors import AttsvmError
 
 

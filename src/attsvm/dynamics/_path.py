@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_float, as_real, check_real, describe
+from attsvm.checks import as_count, as_float, as_real, check_real, describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import direction_error
 from attsvm.dynamics._branches import Cone, Solver, global_branch, local_branch
 from attsvm.dynamics._losses import Loss, as_loss
-from attsvm.dynamics._progress import progress_bar
 from attsvm.dynamics._train import _block_names, _geometries, _shapes
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp
+from attsvm.progress import progress_bar
 from attsvm.svm import MaxMargin, att_svm, head_svm, solve
 
 SHARP, CERTIFIED = 1e-12, 1e-9

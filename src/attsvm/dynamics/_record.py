@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_index, describe
+from attsvm.checks import as_count, as_index, describe
 from attsvm.dynamics._lanes import trial_first
 from attsvm.dynamics._losses import Loss
 from attsvm.dynamics._step import Attended, Blocks, combined

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attsvm._check import as_real, describe
+from attsvm.checks import as_real, describe
 from attsvm.errors import AttsvmError
 
 

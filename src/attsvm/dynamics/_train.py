@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_real, describe
+from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, start
 from attsvm.dynamics._losses import Loss, as_loss
-from attsvm.dynamics._progress import progress_bar
 from attsvm.dynamics._record import as_record, plan
 from attsvm.dynamics._run import Row, Run
 from attsvm.dynamics._schedules import Rate, as_schedules
@@ -18,6 +17,7 @@ from attsvm.dynamics._step import Rule
 from attsvm.dynamics._trajectory import TrainState, Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
+from attsvm.progress import progress_bar
 
 BLOCKS = {"W": ("W",), "KQ": ("K", "Q"), "joint": ("W", "v")}
 

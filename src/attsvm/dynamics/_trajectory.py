@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._files import PathLike, read_arrays, write_arrays
 from attsvm.data import TokenData
 from attsvm.data._heads import HEADS
 from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, read_arrays, write_arrays
 from attsvm.geometry import Geometry, Nuclear, parse_geometry
 
 FORMAT = "attsvm-trajectory/1"

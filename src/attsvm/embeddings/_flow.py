@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_float, describe
+from attsvm.checks import as_count, as_float, describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError
 

@@ -10,7 +10,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.data._generate import trial_streams
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError

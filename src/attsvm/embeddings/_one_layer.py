@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.embeddings._generate import random_stream
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError

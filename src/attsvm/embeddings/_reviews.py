@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attsvm._files import PathLike, read_arrays, write_arrays
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, read_arrays, write_arrays
 
 _FORMAT = "attsvm reviews 1"
 LEAST = 50

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_index
+from attsvm.checks import as_index
 from attsvm.errors import AttsvmError
 
 

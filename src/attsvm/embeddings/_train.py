@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_real
+from attsvm.checks import as_count, as_real
 from attsvm.embeddings._one_layer import Embeddings, gradients, ready
 from attsvm.embeddings._sequences import Sequences
 from attsvm.embeddings._two_layer import two_layer_loss

@@ -16,7 +16,6 @@ from threading import Thread
 
 import torch
 
-from attsvm._interrupts import without_interrupts
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Experiment, Params
@@ -24,6 +23,7 @@ from attsvm.experiments._sources import Source
 from attsvm.experiments._store import clear_leftovers, is_done, write_batch, write_plan
 from attsvm.experiments._work import Done, Paths, Run, run_batch
 from attsvm.experiments.jobs import read_result, write_job
+from attsvm.interrupts import without_interrupts
 
 RETRIES = 3
 """New pools in a row that may lose a worker without finishing a batch, before the run is given up."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._atomic import atomic_path, make_folder
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Columns, Experiment, Rows
+from attsvm.files import atomic_path, make_folder
 
 try:
     import pyarrow as pa

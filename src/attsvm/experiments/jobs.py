@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._atomic import atomic_path, make_folder
-from attsvm._files import read_arrays
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch
 from attsvm.experiments._sources import content_digest
 from attsvm.experiments._work import Done, run_batch
+from attsvm.files import atomic_path, make_folder, read_arrays
 
 
 def write_job(folder: Path, batch: Batch, device: str) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attsvm._check import as_real, describe
+from attsvm.checks import as_real, describe
 from attsvm.errors import AttsvmError
 
 

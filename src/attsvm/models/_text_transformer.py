@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.models._attention import Places, as_dropout, attend_within
 

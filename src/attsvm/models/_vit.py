@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.models._attention import as_dropout, attend, join_heads, split_heads
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attsvm._atomic import atomic_path
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 
 try:
     import matplotlib as mpl

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from attsvm._atomic import atomic_path, make_folder
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path, make_folder
 from attsvm.report._gather import Section
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_bool, as_float, as_index, check_real, describe
+from attsvm.checks import as_bool, as_float, as_index, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 

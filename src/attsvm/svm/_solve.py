@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm._check import as_count, as_real, describe
+from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry

@@ -16,7 +16,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from attsvm._check import as_count, as_real
+from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
 from attsvm.text._attention import Problem, Step, follow_path, probabilities

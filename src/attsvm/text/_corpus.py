@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attsvm._atomic import make_folder
-from attsvm._check import as_count
-from attsvm._files import read_arrays, write_arrays
+from attsvm.checks import as_count
+from attsvm.files import make_folder, read_arrays, write_arrays
 from attsvm.text._tokenizers import WordTokenizer, expand, split_texts
 from attsvm.text._tokens import Tokens
 

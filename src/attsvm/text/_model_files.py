@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attsvm._atomic import atomic_path, make_folder
-from attsvm._files import read_arrays, write_arrays
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path, make_folder, read_arrays, write_arrays
 from attsvm.text._attention import Attention, Step
 from attsvm.text._features import Features
 from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer

@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attsvm._atomic import atomic_path
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 
 if TYPE_CHECKING:
     from attsvm.text._explain import Explanation, Words

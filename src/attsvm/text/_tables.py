@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attsvm._atomic import atomic_path
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

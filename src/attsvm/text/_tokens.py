@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
+from attsvm.files import read_arrays, write_arrays
 
 _FORMAT = "attsvm transformer run 1"
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm._atomic import atomic_path
+from attsvm.files import atomic_path
 from attsvm.transformer._data import Batch, Images, Texts
 
 BATCH = 250

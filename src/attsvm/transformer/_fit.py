@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm._atomic import clear_leftovers, make_folder
-from attsvm._check import as_device, describe
+from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
+from attsvm.files import clear_leftovers, make_folder
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Batch, Data

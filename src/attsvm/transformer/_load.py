@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
+from attsvm.files import read_arrays, write_arrays
 from attsvm.transformer._data import Data, Images, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 

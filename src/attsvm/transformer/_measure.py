@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attsvm._check import as_real
+from attsvm.checks import as_real
 from attsvm.errors import AttsvmError
 from attsvm.transformer._data import Images, Texts
 from attsvm.transformer._evaluate import evaluate

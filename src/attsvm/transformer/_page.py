@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attsvm._atomic import atomic_path
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 from attsvm.transformer._pivotal import Review, pivotal_reviews
 
 _STYLE = """

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from attsvm._atomic import atomic_path, make_folder
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path, make_folder
 from attsvm.transformer._data import Data
 from attsvm.transformer._fit import Progress, fit
 from attsvm.transformer._measure import class_attention, pruning_curve, weight_summary

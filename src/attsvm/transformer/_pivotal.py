@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm._files import read_arrays, write_arrays
 from attsvm.errors import AttsvmError
+from attsvm.files import read_arrays, write_arrays
 from attsvm.transformer._load import open_tokenizer, vocabulary_digest
 
 _FORMAT = "attsvm probes 1"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attsvm._check import as_count, as_real, describe
+from attsvm.checks import as_count, as_real, describe
 from attsvm.errors import AttsvmError
 from attsvm.models import TextTransformer, ViT
 from attsvm.optim import MirrorAdam, MirrorDescent, param_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attsvm._check import as_count
+from attsvm.checks import as_count
 from attsvm.transformer._data import Data, Texts, image_data
 
 _SPECIAL = "[PAD] [CLS] [SEP]"
