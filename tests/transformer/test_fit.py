@@ -313,13 +313,13 @@ def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert CliRunner().invoke(_transformer.app, ["fit", *straight]).exit_code == 0
     seen: list[Progress] = []
 
-    def interrupt(bar: Any, progress: Progress) -> None:
+    def interrupt(progress: Progress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_transformer._Bar, "update", interrupt)
+        patched.setattr(_transformer, "_told", lambda *_: interrupt)
         stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
     assert stopped.exit_code == 130
     assert "the same command goes on from there" in stopped.output

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +14,8 @@ import torch
 
 from attsvm.errors import AttsvmError
 from attsvm.files import read_arrays, write_arrays
+from attsvm.tables import label_column, read_table, text_column
+from attsvm.tokenizers import open_tokenizer, vocabulary_digest
 from attsvm.transformer._data import Data, Images, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
@@ -66,8 +66,6 @@ def load_data(
     if images or _has_images(path):
         found = [_image_split(source, split) for split in SPLITS]
         return image_data(found[0], found[1], 1 + int(max(labels.max(initial=0) for _, labels in found)), size)
-    from attsvm.text._tables import label_column, read_table, text_column
-
     texts = []
     for split in SPLITS:
         table, part = read_table(source, text="text", split=split), f", split {split}"
@@ -83,30 +81,6 @@ def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[lis
     chunks = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
     # Cut again: a maximum below the number of special tokens is ignored by the package.
     return [code.ids[:length] for chunk in chunks for code in found.encode_batch(list(chunk))]
-
-
-def open_tokenizer(place: str | Path) -> Any:
-    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one; it neither pads nor cuts."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise AttsvmError("texts need the tokenizers package: pip install 'attsvm[transformer]'.") from error
-    path = Path(place)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
-    try:
-        found = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises Exception itself
-        raise AttsvmError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
-    found.no_padding()
-    found.no_truncation()
-    return found
-
-
-def vocabulary_digest(tokenizer: Any) -> str:
-    """Names the vocabulary of an open tokenizer: the numbers of its tokens."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
 def save_data(data: Data, path: str | Path) -> None:
@@ -236,8 +210,6 @@ def _has_images(path: Path) -> bool:
 
 
 def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    from attsvm.text._tables import label_column, read_table
-
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

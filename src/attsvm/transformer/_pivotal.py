@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.files import read_arrays, write_arrays
-from attsvm.transformer._load import open_tokenizer, vocabulary_digest
+from attsvm.tokenizers import open_tokenizer, vocabulary_digest
 
 _FORMAT = "attsvm probes 1"
 _FIELDS = ("tokens", "lengths", "pivotal", "spans")
