@@ -39,6 +39,7 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         link=link,
         svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
         runs=runs,
+        own=any(not section.experiment.paper for section in sections),
     )
     write_page(out, page)
 
@@ -61,7 +62,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: scales with the page, says its name to a screen reader, ids are its own."""
     import matplotlib as mpl
 
-    from attsvm.plots._common import STYLE
+    from attsvm.plots import STYLE
 
     buffer = io.StringIO()
     # Text as outlines: a phone has none of matplotlib's fonts, and other widths would overlap.
