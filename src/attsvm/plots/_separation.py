@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
 from attsvm.svm import MaxMargin
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE)
 
@@ -38,6 +40,8 @@ def separation_figure(data: TokenData, solutions: Sequence[MaxMargin], title: st
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
         ax.set_title(f"{solution.geometry.name}:  ‖W‖ = {solution.norm[0].item():.4f}\nW = [{entries}]")
+    from matplotlib.lines import Line2D
+
     key = [
         Line2D([], [], marker="*", ls="", ms=11, mfc="white", mec="black", label="selected token"),
         Line2D([], [], marker="o", ls="", mfc="grey", mec="grey", label="other token"),

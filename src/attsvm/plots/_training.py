@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from attsvm.plots._common import BLUE, GREEN, ORANGE, VERMILION, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _STYLES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (VERMILION, ":"))
 
