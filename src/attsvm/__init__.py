@@ -10,6 +10,7 @@ from types import ModuleType
 
 from attsvm._version import __version__
 from attsvm.data import (
+    Head,
     LinearHead,
     MLPHead,
     QuadraticHead,
@@ -23,9 +24,11 @@ from attsvm.data import (
     sphere,
 )
 from attsvm.diagnostics import Verdict, verdict
-from attsvm.dynamics import Gaussian, Growing, Near, Trajectory, regularization_path, train
+from attsvm.dynamics import Gaussian, Growing, MirrorDescent, Near, Trajectory, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, parse_geometry
+from attsvm.objective import Loss
+from attsvm.paths import RegularizationPath, regularization_path
 from attsvm.svm import (
     MarginProblem,
     MaxMargin,
@@ -56,14 +59,18 @@ __all__ = [
     "Gaussian",
     "Geometry",
     "Growing",
+    "Head",
     "LinearHead",
+    "Loss",
     "Lp",
     "MLPHead",
     "MarginProblem",
     "MaxMargin",
+    "MirrorDescent",
     "Near",
     "Nuclear",
     "QuadraticHead",
+    "RegularizationPath",
     "Status",
     "TokenData",
     "Trajectory",

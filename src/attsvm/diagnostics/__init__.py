@@ -11,19 +11,19 @@ from attsvm.diagnostics._assumptions import (
 from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
 from attsvm.diagnostics._cones import in_C, in_C_mu, in_cone_epsilon, in_cone_mu, in_S, separation
 from attsvm.diagnostics._constants import Constants, constants, lipschitz_constant, loss_constants, radius
-from attsvm.diagnostics._landscape import curvature, gradient, step_convexity
 from attsvm.diagnostics._measures import (
     correlation,
     direction_error,
     directional_bregman,
+    has_divergence,
     margin_ratio,
     margins,
     misalignment,
     numerical_rank,
 )
 from attsvm.diagnostics._predictions import Predictions, best_combination, predictions
-from attsvm.diagnostics._rates import Rate, fit_rate, theorem_rate
-from attsvm.diagnostics._report import HeadVerdict, Verdict
+from attsvm.diagnostics._rates import PRINTED, PROVED, Rate, fit_rate, theorem_rate
+from attsvm.diagnostics._result import HeadVerdict, Verdict
 from attsvm.diagnostics._selection import (
     SelectedSets,
     has_unique_optimum,
@@ -38,6 +38,8 @@ from attsvm.diagnostics._verdict import verdict
 
 __all__ = [
     "ADVICE",
+    "PRINTED",
+    "PROVED",
     "Check",
     "Constants",
     "HeadVerdict",
@@ -56,11 +58,10 @@ __all__ = [
     "best_combination",
     "constants",
     "correlation",
-    "curvature",
     "direction_error",
     "directional_bregman",
     "fit_rate",
-    "gradient",
+    "has_divergence",
     "has_unique_optimum",
     "in_C",
     "in_C_mu",
@@ -81,7 +82,6 @@ __all__ = [
     "selected_sets",
     "selected_tokens",
     "separation",
-    "step_convexity",
     "theorem_rate",
     "verdict",
 ]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attsvm.data import LinearHead, TokenData
-from attsvm.diagnostics._landscape import loss_function
 from attsvm.diagnostics._measures import margins
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
+from attsvm.objective import as_loss
 from attsvm.svm import MaxMargin
 
 
@@ -89,18 +89,17 @@ def constants(data: TokenData, tokens: Any, solution: MaxMargin) -> Constants:
     )
 
 
-def loss_constants(data: TokenData, loss: str = "logistic") -> tuple[Tensor, Tensor]:
+def loss_constants(data: TokenData, loss: Any = "logistic") -> tuple[Tensor, Tensor]:
     """M₀ and M₁ of Assumption A, (B,) each: sup |ℓ″| and sup |ℓ′| between the lowest and the highest score."""
-    ell = loss_function(loss)
+    ell = as_loss(loss)
     scores = data.scores()
     low = scores.masked_fill(~data.mask, torch.inf).amin((1, 2, 3))
     high = scores.amax((1, 2, 3))
-    # −ℓ′ falls in f; ℓ″ is largest at the f nearest to 0 (logistic), at the smallest (exponential) or 0.
-    nearest = torch.zeros_like(low).clamp(low, high) if loss == "logistic" else low
-    return ell.bend(nearest) * ell.slope(nearest), ell.slope(low)
+    f = ell.most_bent(low, high)
+    return ell.bend(f) * ell.log_slope(f).exp(), ell.log_slope(low).exp()  # −ℓ′ falls in f
 
 
-def lipschitz_constant(data: TokenData, loss: str = "logistic") -> Tensor:
+def lipschitz_constant(data: TokenData, loss: Any = "logistic") -> Tensor:
     """L_W of Lemma 4, TF-as-SVM: mean over samples (sum over queries) of ‖v‖‖z‖²‖X‖³ (M₀‖v‖‖X‖ + 3M₁), (B,)."""
     if not isinstance(data.head, LinearHead):
         raise AttsvmError("head must be linear for the Lipschitz constant L_W of Lemma 4, but it is not.")
@@ -111,7 +110,7 @@ def lipschitz_constant(data: TokenData, loss: str = "logistic") -> Tensor:
     return (v * z.square() * X**3 * (M0 * v * X + 3 * M1)).sum((1, 2)) / data.n
 
 
-def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str = "logistic", lr: float = 0) -> Tensor:
+def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any = "logistic", lr: float = 0) -> Tensor:
     """R (B,) such that W(0) ∈ C_{p,μ₀/3,R} starts Theorems 2 to 4 of mirror-descent, from their proofs.
 
     The largest of R_δ (Lemma 10), R_π for π = μ₀/3 (Lemma 11), the R_μ of Lemma 17 and e². The sum L̄ of slopes over
@@ -121,11 +120,11 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str
     geometry = solution.geometry
     assert isinstance(geometry, Lp)
     c, T = constants, data.T
-    ell = loss_function(loss)
+    ell = as_loss(loss)
     scores = data.scores()
     lowest = scores.masked_fill(~data.mask, torch.inf).amin(-1)
     highest = scores.amax(-1)
-    slopes = ell.slope(lowest).sum((1, 2)) / ell.slope(highest).amin((1, 2))
+    slopes = ell.log_slope(lowest).exp().sum((1, 2)) / ell.log_slope(highest).exp().amin((1, 2))
     gap = c.gamma_gap.amin((1, 2))
     gap_bar = c.gamma_gap_bar.amax((1, 2)).clamp(min=0)
     pi = c.mu0 / 3
@@ -135,7 +134,7 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str
         pi, 1.5 * c.delta
     )
     # L ranges between its values at the best and at the worst tokens, and −ℓ′ is largest at the latter.
-    fall = (ell.slope(lowest) * (highest - lowest)).sum((1, 2)) / data.n
+    fall = (ell.log_slope(lowest).exp() * (highest - lowest)).sum((1, 2)) / data.n
     R_mu = (3 * lr * fall / c.mu0) ** (1 / geometry.p)
     R = torch.maximum(torch.maximum(R_delta, R_pi) * solution.norm, R_mu).clamp(min=math.exp(2))
     return torch.where((gap > 0) & solution.solved, R, torch.nan)

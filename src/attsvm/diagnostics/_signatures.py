@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from attsvm.diagnostics._path import Path
+from attsvm.dynamics import Trajectory
 
 NORM_GROWTH = 0.1
 """‖W‖ grows like ‖W_mm‖ log k, so by ‖W_mm‖ log 2 while the steps double; less than this fraction of it …"""
@@ -53,26 +53,26 @@ ADVICE = {
 }
 
 
-def norm_stands_still(path: Path, norm_mm: Tensor) -> Tensor:
+def norm_stands_still(run: Trajectory, norm_mm: Tensor) -> Tensor:
     """Has ‖W‖ grown too little over the last doubling of the steps? (B,); False where the records do not tell."""
-    norm, steps = path.recorded_norm, path.steps
+    norm, steps = run.recorded_norm, run.steps
     if norm is None or len(steps) < 2 or int(steps[-1]) < 2:
-        return torch.zeros_like(path.finite)
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
     half = int((steps <= steps[-1] // 2).sum()) - 1
     if half < 0:
-        return torch.zeros_like(path.finite)
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
     grown = norm[-1] - norm[half]
     elapsed = torch.log(steps[-1] / steps[half].clamp(min=1))
     expected = NORM_GROWTH * norm_mm.nan_to_num(0, 0, 0) * elapsed
     return (grown < expected) & (grown < NORM_STANDS * norm[-1])
 
 
-def loss_rises(path: Path) -> Tensor:
+def loss_rises(run: Trajectory) -> Tensor:
     """Does the recorded loss rise in the last half of the run, on the scale of log k? (B,)"""
-    loss = path.records.get("loss")
+    loss = run.records.get("loss")
     if loss is None:
-        return torch.zeros_like(path.finite)
-    loss = loss[_late(path.steps)]
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
+    loss = loss[_late(run.steps)]
     return (loss[1:] > loss[:-1] + LOSS_RISE * loss[:-1].abs()).any(0)
 
 

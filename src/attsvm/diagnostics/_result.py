@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.diagnostics._measures import has_divergence
 from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
 from attsvm.diagnostics._theorems import Conditions
-from attsvm.geometry import Geometry, Lp
+from attsvm.geometry import Geometry
 from attsvm.svm import Status
 
 
@@ -23,7 +24,7 @@ class HeadVerdict:
     status: Tensor
     norm_mm: Tensor
     misalignment: Tensor
-    bregman: Tensor
+    error: Tensor
     norm: Tensor
 
 
@@ -89,7 +90,7 @@ class Verdict:
 
     @property
     def error_name(self) -> str:
-        return "directional Bregman divergence" if isinstance(self.geometry, Lp) else "1 - correlation"
+        return "directional Bregman divergence" if has_divergence(self.geometry) else "1 - correlation"
 
     @property
     def theorems(self) -> dict[str, Tensor]:
@@ -141,7 +142,7 @@ class Verdict:
             result["head"] = {
                 "feasible": int((self.head.status == Status.SOLVED).sum()),
                 "median misalignment": _median(self.head.misalignment),
-                "median directional Bregman divergence": _median(self.head.bregman),
+                "median directional Bregman divergence": _median(self.head.error),
             }
         if bool(self.composite.any()):
             result["median misalignment with W_svmeq"] = _median(self.svmeq_misalignment)
@@ -167,7 +168,7 @@ class Verdict:
             "step_convexity": self.step_convexity,
         }
         if self.head is not None:
-            numbers |= {"v_misalignment": self.head.misalignment, "v_bregman": self.head.bregman}
+            numbers |= {"v_misalignment": self.head.misalignment, "v_error": self.head.error}
         columns = {name: [_plain(x) for x in tensor.tolist()] for name, tensor in numbers.items()}
         theorems = {name: holds.tolist() for name, holds in self.theorems.items()}
         tokens, status, signature = self.tokens.tolist(), self.status.tolist(), self.signature.tolist()
