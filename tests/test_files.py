@@ -249,7 +249,7 @@ def test_the_setting_that_differs_is_named() -> None:
     for change, words in (
         ({"lr": 0.2}, "with lr 0.1, not 0.2"),
         ({"optimizer": {"name": "sgd", "betas": (0.9, 0.99)}}, "with optimizer.name adam, not sgd"),
-        ({"data": "fedcba9876543210"}, "a run with other data:"),
+        ({"data": "fedcba9876543210"}, "another run, with other data:"),
         ({"seed": 3}, "with seed none, not 3"),
         ({"new": 1}, "with new none, not 1"),
     ):

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, array files, and folders that one process works in at a time."""
 
+import errno
 import glob
 import json
 import math
@@ -52,7 +53,9 @@ def atomic_paths(*paths: PathLike) -> Iterator[list[Path]]:
     targets = [Path(os.path.realpath(path)) for path in paths]  # a symbolic link is written through, not replaced
     temporaries = [target.with_name(f"{_stem(target)}{_token()}.tmp{target.suffix[:20]}") for target in targets]
     try:
-        for temporary in temporaries:
+        for temporary, target in zip(temporaries, targets):
+            if os.path.islink(target):  # a loop of links has no end
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(temporary))
             # Made in the ordinary way and not by tempfile, so that the file gets the user's usual permissions.
             temporary.open("xb").close()
         yield temporaries

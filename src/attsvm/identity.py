@@ -53,7 +53,7 @@ def check_same_run(place: PathLike, stored: Mapping[str, Any], wanted: Mapping[s
                 difference = f"with other {name}"
             else:
                 difference = f"with {name} {_word(theirs.get(name))}, not {_word(ours.get(name))}"
-            raise AttsvmError(f"{place} holds a run {difference}: choose another folder, or remove this one.")
+            raise AttsvmError(f"{place} holds another run, {difference}: choose another folder, or remove this one.")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else str(value) or repr(value)
 
 
 def _is_digest(value: Any) -> bool:

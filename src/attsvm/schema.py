@@ -58,14 +58,16 @@ class Array:
         rest = symbols[-1:] == ["..."]
         symbols = symbols[:-1] if rest else symbols
         shape = array.shape[: len(symbols)] if rest else array.shape
-        new = {symbol: size for symbol, size in zip(symbols, shape) if symbol.isidentifier() and symbol not in sizes}
-        known = sizes | new
+        known = dict(sizes)
+        for symbol, size in zip(symbols, shape):
+            base, _, more = symbol.partition("+")
+            known.setdefault(base, size - int(more or 0))
         if len(shape) != len(symbols) or any(_size(s, known) != size for s, size in zip(symbols, shape)):
             expected = ", ".join(symbol if (n := _size(symbol, sizes)) is None else str(n) for symbol in symbols)
             raise AttsvmError(
                 f"{name} must have shape ({expected}{', …' if rest else ''}), but got shape {array.shape}."
             )
-        sizes.update(new)
+        sizes.update(known)
 
 
 def _size(symbol: str, sizes: Mapping[str, int]) -> int | None:
@@ -144,7 +146,8 @@ def check_json(name: str, value: Any, shape: Any) -> None:
 
     A shape is a type (str, int, bool, float, list, dict; float takes whole numbers too, and must be finite; object is
     anything), NUMBER, None, a frozenset of the values allowed, a tuple of alternatives, [shape] for a list of such,
-    {str: shape} for any names, or {"name": shape, "other?": shape} for an object with these names and no others.
+    {str: shape} for any names, or {"name": shape, "other?": shape} for an object with these names; it may have others
+    where the shape has "..." for them.
     """
     if not _fits(name, value, shape):
         raise AttsvmError(f"{name} must be {_words(shape)}, but got {describe(value)}.")
@@ -175,15 +178,15 @@ def _fits(name: str, value: Any, shape: Any) -> bool:
         for key, item in value.items():
             check_json(f"{name}.{key}", item, shape[str])
         return True
-    names = {key.removesuffix("?"): key for key in shape}
+    names = {key.removesuffix("?"): key for key in shape if key != "..."}
     missing = [key for key, given in names.items() if key == given and key not in value]
     if missing:
         raise AttsvmError(f"{name} must have {missing[0]}, but it has only {', '.join(map(str, value)) or 'nothing'}.")
     unknown = [key for key in value if key not in names]
-    if unknown:
+    if unknown and "..." not in shape:
         raise AttsvmError(f"{name} must have {', '.join(names)} alone, but it has also {unknown[0]}.")
     for key, item in value.items():
-        check_json(f"{name}.{key}", item, shape[names[key]])
+        check_json(f"{name}.{key}", item, shape[names.get(key, "...")])
     return True
 
 

@@ -137,14 +137,15 @@ def test_reached(data: TokenData) -> None:
 
 def test_norm_not_growing(data: TokenData) -> None:
     run = straight(data, 3 + decreasing())
-    run.path = 5 * Lp(2).unit(run.path)
+    run = Trajectory.of(data, 5 * Lp(2).unit(run.records["W"]), steps=STEPS, lr=0.1)
     assert signatures(run) == {"norm not growing"}
     # Logarithmic growth, the slowest that the theorems know, is growth.
     norm = solve(att_svm(data)).norm[None, :, None, None] * STEPS.double().clamp(min=1).log()[:, None, None, None]
-    run.path = norm * Lp(2).unit(run.path)
+    unit = Lp(2).unit(run.records["W"])
+    run = Trajectory.of(data, norm * unit, steps=STEPS, lr=0.1)
     assert signatures(run) == {"too early"}
     # A short run from zero grows with every step.
-    run.path = 1e-4 * STEPS[:, None, None, None] * Lp(2).unit(run.path)
+    run = Trajectory.of(data, 1e-4 * STEPS[:, None, None, None] * unit, steps=STEPS, lr=0.1)
     assert signatures(run) == {"too early"}
 
 

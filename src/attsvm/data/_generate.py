@@ -66,9 +66,8 @@ def sphere(
             some = slice(start, start + step)
             _resample(streams[some], X[some], Y[some], v[some], allowed, gap)
     mask = np.broadcast_to(allowed, (len(streams), n, K, T))
-    return replace(
-        TokenData.cross(X, X[:, :, :K] if Z is None else Z, Y, v, mask), trials=torch.tensor(numbers, dtype=torch.long)
-    )
+    data = TokenData.cross(X, X[:, :, :K] if Z is None else Z, Y, v, mask)
+    return replace(data, trials=torch.tensor(numbers, dtype=torch.long))
 
 
 def orthonormal(

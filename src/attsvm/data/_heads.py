@@ -290,8 +290,8 @@ def head_from(kind: str, tensors: dict[str, Tensor]) -> Head | None:
     if kind not in known or known[kind] is FunctionHead:
         builtin = ", ".join(cls.name for cls in (LinearHead, MLPHead, QuadraticHead))
         raise AttsvmError(
-            f"head must be one of {builtin}, or an own one that is defined here, but got {kind}: import the module that "
-            "defines it first, or pass head=…."
+            f"head must be one of {builtin}, or an own one that is defined here, but got {kind}: import the module "
+            "that defines it first, or pass head=…."
         )
     expected = set(known[kind].axes)
     if set(tensors) != expected:
