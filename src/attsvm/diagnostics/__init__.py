@@ -10,7 +10,16 @@ from attsvm.diagnostics._assumptions import (
 )
 from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
 from attsvm.diagnostics._cones import in_C, in_C_mu, in_cone_epsilon, in_cone_mu, in_S, separation
-from attsvm.diagnostics._constants import Constants, constants, lipschitz_constant, loss_constants, radius
+from attsvm.diagnostics._constants import (
+    Constants,
+    constants,
+    excess_loss,
+    lipschitz_constant,
+    loss_barrier,
+    loss_constants,
+    radius,
+    sufficient_first_step,
+)
 from attsvm.diagnostics._measures import (
     correlation,
     direction_error,
@@ -34,6 +43,7 @@ from attsvm.diagnostics._selection import (
     selected_tokens,
 )
 from attsvm.diagnostics._signatures import ADVICE, Signature
+from attsvm.diagnostics._theorems import applicability
 from attsvm.diagnostics._verdict import verdict
 
 __all__ = [
@@ -48,6 +58,7 @@ __all__ = [
     "SelectedSets",
     "Signature",
     "Verdict",
+    "applicability",
     "assumption_a",
     "assumption_b1",
     "assumption_b2",
@@ -60,6 +71,7 @@ __all__ = [
     "correlation",
     "direction_error",
     "directional_bregman",
+    "excess_loss",
     "fit_rate",
     "has_divergence",
     "has_unique_optimum",
@@ -71,6 +83,7 @@ __all__ = [
     "is_globally_optimal",
     "is_locally_optimal",
     "lipschitz_constant",
+    "loss_barrier",
     "loss_constants",
     "low_high",
     "margin_ratio",
@@ -82,6 +95,7 @@ __all__ = [
     "selected_sets",
     "selected_tokens",
     "separation",
+    "sufficient_first_step",
     "theorem_rate",
     "verdict",
 ]

@@ -11,7 +11,7 @@ from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics._measures import margins
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
-from attsvm.objective import as_loss
+from attsvm.objective import as_loss, gradient
 from attsvm.svm import MaxMargin
 
 
@@ -108,6 +108,51 @@ def lipschitz_constant(data: TokenData, loss: Any = "logistic") -> Tensor:
     X = torch.linalg.matrix_norm(data.X, ord=2)[:, :, None]  # (B, n, 1)
     z = torch.linalg.vector_norm(data.Z, dim=-1)  # (B, n, K)
     return (v * z.square() * X**3 * (M0 * v * X + 3 * M1)).sum((1, 2)) / data.n
+
+
+def loss_barrier(data: TokenData, loss: Any = "logistic") -> Tensor:
+    """How small L(W) − L_* must be for gradient descent to end at the optimal tokens, (B,); 0 if they are not unique.
+
+    Let S be the softmax weight that a query leaves to its other tokens, gap the lead of its best score over the second
+    best, Γ that over the worst one. Where S ≥ κ = min(½, gap/Γ) this query alone costs ℓ(γ_opt − κ·gap) − ℓ(γ_opt).
+    The smallest such cost, over n, is the barrier: a W below it has S < κ in every query, and so has every later W
+    of a descent. There −∇L is a sum of the rows (x_opt − x_t) zᵀ with positive weights, which leads to W_mm (the
+    proof is in docs/papers.md, under Theorem 6 of TF-as-SVM).
+    """
+    ell = as_loss(loss)
+    scores = data.scores()
+    best = scores.amax(-1)
+    others = data.mask.scatter(-1, data.optimal_tokens()[..., None], False)
+    gap = best - scores.masked_fill(~others, -torch.inf).amax(-1)
+    spread = best - scores.masked_fill(~others, torch.inf).amin(-1)
+    alone = ~others.any(-1)  # a query that sees one token costs nothing
+    kappa = torch.where(alone, 0.0, gap / spread.clamp(min=torch.finfo(gap.dtype).tiny)).clamp(max=0.5)
+    cost = ell.value(best - kappa * torch.where(alone, 0.0, gap)) - ell.value(best)
+    return cost.masked_fill(alone, torch.inf).amin((1, 2)) / data.n
+
+
+def excess_loss(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
+    """L(W) − L_* (B,), L_* the loss where every query attends to its optimal token alone; for a linear head."""
+    ell = as_loss(loss)
+    scores = data.scores()
+    attended = (data.attention(W) * scores.masked_fill(~data.mask, 0.0)).sum(-1)
+    return (ell.value(attended) - ell.value(scores.amax(-1))).sum((1, 2)) / data.n
+
+
+def sufficient_first_step(data: TokenData, loss: Any = "logistic") -> Tensor:
+    """η₀ (B,) such that one step from W = 0 takes the loss below its barrier; ∞ where Assumption C fails.
+
+    That step gives every other token a logit at least η₀m below the optimal one's, m the smallest
+    (x_opt − x_t)ᵀ(−∇L(0)) z. So L − L_* ≤ M₁ K (T − 1) Γ e^(−η₀m), Γ the largest difference of scores.
+    """
+    G = gradient(data, data.X.new_zeros(data.B, data.d, data.e), loss)
+    slowest = margins(data, data.optimal_tokens(), -G).amin((1, 2, 3))
+    scores = data.scores()
+    spread = (scores.amax(-1) - scores.masked_fill(~data.mask, torch.inf).amin(-1)).amax((1, 2))
+    _, M1 = loss_constants(data, loss)
+    most = M1 * data.K * (data.T - 1) * spread
+    needed = torch.log(most / loss_barrier(data, loss)).clamp(min=0) / slowest
+    return torch.where(slowest > 0, needed, torch.inf)
 
 
 def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any = "logistic", lr: float = 0) -> Tensor:

@@ -1,4 +1,8 @@
-"""The theorems that speak of a run, and which of their conditions it meets."""
+"""The theorems that speak of a run, and which of their conditions it meets.
+
+Listed are conditions under which a theorem is true, which are not always the printed ones: where they differ,
+docs/papers.md has the counter-example and the proof.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +15,11 @@ from attsvm.data import LinearHead
 from attsvm.diagnostics._assumptions import assumption_b1, assumption_b2, assumption_c, assumption_e
 from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
 from attsvm.diagnostics._cones import in_C, in_C_mu
-from attsvm.diagnostics._constants import constants, lipschitz_constant, radius
+from attsvm.diagnostics._constants import constants, excess_loss, lipschitz_constant, loss_barrier, radius
 from attsvm.diagnostics._selection import has_unique_optimum
 from attsvm.dynamics import MirrorDescent, Trajectory
 from attsvm.geometry import Frobenius, Lp
-from attsvm.objective import Logistic
+from attsvm.objective import Logistic, gradient
 from attsvm.svm import MaxMargin
 
 Conditions = dict[str, dict[str, Tensor]]
@@ -26,6 +30,7 @@ RP = "TF-as-SVM Theorem 2 (regularization path)"
 NORM = "TF-as-SVM Theorem 3 (norm diverges)"
 SCORES = "TF-as-SVM Theorem 4 (global direction)"
 FIRST_STEP = "TF-as-SVM Theorem 6 (global direction)"
+BARRIER = "loss below the barrier, the proof of Theorem 6 (global direction)"
 LOCAL = "TF-as-SVM Theorem 7 (local direction)"
 CONJECTURE = "TF-as-SVM Section 5.2 (conjectured global direction)"
 LP_RP = "mirror-descent Theorem 1 (regularization path)"
@@ -76,18 +81,44 @@ class Facts:
         return math.inf if self.run.constant_lr is None else self.run.constant_lr
 
 
+def applicability(conditions: Conditions) -> dict[str, str]:
+    """By theorem, in words: "applies", "does not apply: …" with the conditions that fail, or in how many trials."""
+    found = {}
+    for name, parts in conditions.items():
+        holds = torch.stack(list(parts.values()))
+        trials, applies = holds.shape[1], int(holds.all(0).sum())
+        failed = {part: int((~here).sum()) for part, here in parts.items()}
+        if applies == trials:
+            found[name] = "applies"
+        elif applies == 0:
+            # One condition that fails everywhere is reason enough; else no single one is.
+            everywhere = [part for part, count in failed.items() if count == trials]
+            reasons = everywhere or [
+                f"{part} (in {count} of {trials} trials)" for part, count in failed.items() if count
+            ]
+            found[name] = f"does not apply: not {', not '.join(reasons)}"
+        else:
+            reasons = [f"not {part} in {count}" for part, count in failed.items() if count]
+            found[name] = f"applies in {applies} of {trials} trials: {', '.join(reasons)}"
+    return found
+
+
 def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
     """The conditions of every theorem about this kind of run.
 
     Assumption D and Assumption B of the joint theorem are looked into with `samples` > 0 only, and their theorems
-    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, names no bound that could be checked.
+    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, is left out too: it needs one query, as
+    Theorem 4 does, and names no bound that could be checked.
     """
     run = facts.run
     data, geometry = run.data, run.geometry
+    # "Almost all data" of the theorem: these ranks are what its proof uses.
+    differences = data.X[:, :, 1:] - data.X[:, :, :1]
+    independent = torch.linalg.matrix_rank(differences).eq(data.T - 1).all(1) if data.T > 1 else facts.everywhere(True)
     result: Conditions = {
         FEASIBLE: {
-            "d ≥ T − 1": facts.everywhere(data.d >= data.T - 1),
-            "e ≥ nK": facts.everywhere(data.e >= data.n * data.K),
+            "token differences independent (d ≥ T − 1)": independent,
+            "queries independent (e ≥ nK)": torch.linalg.matrix_rank(data.Z.flatten(1, 2)) == data.n * data.K,
         }
     }
     if run.parameterization == "joint":
@@ -136,21 +167,38 @@ def _gradient_descent(facts: Facts, cone: Tensor, samples: int, seed: int) -> Co
     small = facts.plain_step | {"η ≤ 1/L_W": facts.lr * L_W <= 1}
     b1, b2 = assumption_b1(data, optimal).holds, assumption_b2(data).holds
     feasible = {"optimal SVM feasible": optimal.solved}
+    one_query = {"one query (n·K = 1)": facts.everywhere(data.n * data.K == 1)}
+    crossed, crossed_first = _below_barrier(facts)
     first_step = {
         "Assumption C": assumption_c(data, run.loss).holds,
         "W(0) = 0": run.starts_at_zero,
-        "η ≤ 1/‖W_mm‖": facts.lr * optimal.norm <= 1,
+        "first step large enough (L(W(1)) below the barrier)": crossed_first,
     }
+    below = {"L(W) below the barrier at a recorded step": crossed}
     result = {
         NORM: given | {"Assumption B": b1 | b2} | feasible | small,
-        SCORES: given | {"Assumption B.2": b2} | feasible | small,
-        FIRST_STEP: given | facts.unique | first_step | small,
+        SCORES: given | {"Assumption B.2": b2} | one_query | feasible | small,
+        FIRST_STEP: given | facts.unique | feasible | first_step | small,
+        BARRIER: given | facts.unique | feasible | below | small,
         LOCAL: given | {"tokens locally optimal": facts.local, "W in the cone C_{μ,R}": cone} | small,
     }
     if samples:
         d = assumption_d(data, run.geometry, samples=samples, seed=seed).holds
         result[CONJECTURE] = given | facts.unique | {"Assumption B.1": b1, "Assumption D": d} | facts.plain_step
     return result
+
+
+def _below_barrier(facts: Facts) -> tuple[Tensor, Tensor]:
+    """Was the loss below `loss_barrier` at a recorded step, and is it after one step from W = 0? (B,) each."""
+    run = facts.run
+    data, loss = run.data, run.loss
+    if not facts.is_linear or not math.isfinite(facts.lr):
+        return facts.everywhere(False), facts.everywhere(False)
+    barrier = loss_barrier(data, loss)
+    _, recorded = run.recorded_W
+    crossed = torch.stack([excess_loss(data, W, loss) < barrier for W in recorded]).any(0)
+    first = -facts.lr * gradient(data, torch.zeros_like(run.W), loss)
+    return crossed, excess_loss(data, first, loss) < barrier
 
 
 def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
