@@ -11,7 +11,6 @@ from attsvm.diagnostics import (
     assumption_b2,
     assumption_c,
     excess_loss,
-    gradient,
     lipschitz_constant,
     loss_barrier,
     sufficient_first_step,
