@@ -15,6 +15,7 @@ from attsvm.diagnostics import (
     loss_barrier,
     sufficient_first_step,
 )
+from attsvm.objective import gradient
 from attsvm.search import counterexample
 
 THEOREM_3 = "TF-as-SVM Theorem 3 (norm diverges)"
