@@ -42,8 +42,10 @@ from attsvm.svm import (
     solve,
     token_margin,
 )
+from attsvm.sweeps import sweep
 
-_SUBPACKAGES = ("embeddings", "models", "optim", "transformer")  # not needed by what is above
+_SUBPACKAGES = ("embeddings", "experiments", "models", "optim", "plots", "report", "search", "text", "transformer")
+"""Not needed by what is above, and some of them need more packages."""
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -51,6 +53,10 @@ def __getattr__(name: str) -> ModuleType:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBPACKAGES})
 
 
 __all__ = [
@@ -92,6 +98,7 @@ __all__ = [
     "save",
     "solve",
     "sphere",
+    "sweep",
     "token_margin",
     "train",
     "verdict",

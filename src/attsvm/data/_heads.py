@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -104,7 +104,7 @@ class Head(ABC):
             raise AttsvmError(f"heads to be joined must be of one kind, but got {', '.join(kinds) or 'none'}.")
         first = heads[0]
         if isinstance(first, FunctionHead):
-            return replace(first, B=sum(head.B for head in heads))
+            return replace(first, count=sum(head.B for head in heads))
         try:
             return type(first)(**{field: torch.cat([head.tensors()[field] for head in heads]) for field in first.axes})
         except RuntimeError as error:
@@ -236,12 +236,23 @@ class FunctionHead(Head):
     """
 
     function: Callable[[Tensor], Tensor]
-    B: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    d: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    count: int
+    dimension: int
 
     name: ClassVar[str] = "function"
     axes: ClassVar[dict[str, str]] = {}
-    H: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    @property
+    def B(self) -> int:
+        return self.count
+
+    @property
+    def H(self) -> int:
+        return 1
+
+    @property
+    def d(self) -> int:
+        return self.dimension
 
     def h(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -253,7 +264,8 @@ class FunctionHead(Head):
         return self
 
     def __getitem__(self, trials: slice | Tensor) -> Self:
-        return replace(self, B=len(torch.empty(self.B)[trials.cpu() if isinstance(trials, Tensor) else trials]))
+        kept = torch.empty(self.count)[trials.cpu() if isinstance(trials, Tensor) else trials]
+        return replace(self, count=len(kept))
 
 
 def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
@@ -267,7 +279,7 @@ def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
         return head.to(device=X.device, dtype=X.dtype)
     B, d = X.shape[0], X.shape[-1]
     if callable(head):
-        return FunctionHead(head, B, d)
+        return FunctionHead(cast(Callable[[Tensor], Tensor], head), B, d)
     v = as_float("v", head, like=X)
     if v.ndim not in (1, 2, 3) or v.shape[-1] != d:
         raise AttsvmError(
@@ -299,4 +311,4 @@ def head_from(kind: str, tensors: dict[str, Tensor]) -> Head | None:
             f"{kind} head must have the parameters {', '.join(sorted(expected))}, but the file has "
             f"{', '.join(sorted(tensors)) or 'none'}."
         )
-    return known[kind](**tensors)
+    return cast(Any, known[kind])(**tensors)

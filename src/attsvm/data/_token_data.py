@@ -23,6 +23,7 @@ from attsvm.checks import (
 from attsvm.data._axes import ArrayLike, as_tokens, with_all_axes
 from attsvm.data._heads import Head, as_head
 from attsvm.errors import AttsvmError
+from attsvm.pages import html_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,6 +316,20 @@ class TokenData:
     def without_repeats(self) -> Self:
         """The same data with `repeats` masked: of equal tokens in a sequence the first stays."""
         return replace(self, mask=self.mask & ~self.repeats())
+
+    def _repr_html_(self) -> str:
+        hidden = int((~self.mask).sum())
+        rows = [
+            ("trials B", self.B),
+            ("samples n", self.n),
+            ("tokens T in R^d", f"{self.T} in R^{self.d}"),
+            ("queries K in R^e", f"{self.K} in R^{self.e}"),
+            ("labels +1", f"{int((self.Y > 0).sum())} of {self.Y.numel()}"),
+            ("masked", f"{hidden} of {self.mask.numel()}" if hidden else "nothing"),
+            ("head", "none" if self.head is None else repr(self.head)),
+            ("numbers", f"{str(self.dtype).removeprefix('torch.')} on {self.device}"),
+        ]
+        return html_table(rows, caption="TokenData")
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("B", "n", "T", "d", "K", "e"))

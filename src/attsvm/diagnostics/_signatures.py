@@ -38,17 +38,18 @@ class Signature(IntEnum):
 
 
 ADVICE = {
-    Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or smaller ones.",
-    Signature.INFEASIBLE: "No W separates the selected tokens: look for equal tokens, ties, or too small a dimension.",
+    Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or a smaller lr.",
+    Signature.INFEASIBLE: "No W separates the selected tokens: mask equal ones (data.without_repeats()), or look for "
+    "ties or too small a dimension.",
     Signature.REACHED: "The direction is that of the predicted max-margin solution.",
     Signature.NORM_NOT_GROWING: "The norm has stopped growing, so there is no direction to converge to: start "
-    "nearer to zero or inside the cone of an SVM solution, with a smaller step.",
-    Signature.STEP_TOO_LARGE: "The loss rises, or ψ − ηL is not convex on the steps: take a step ten times smaller.",
-    Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so they are not final: train longer.",
-    Signature.OSCILLATING: "The divergence goes up and down: take a step ten times smaller.",
+    "nearer to zero (a smaller init scale) or inside the cone of an SVM solution (init=Near(W)), with a smaller lr.",
+    Signature.STEP_TOO_LARGE: "The loss rises, or ψ − ηL is not convex on the steps: take an lr ten times smaller.",
+    Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so not final: take more steps.",
+    Signature.OSCILLATING: "The divergence goes up and down: take an lr ten times smaller.",
     Signature.TOO_EARLY: (
-        "The direction is still on its way: train longer, let the step grow with the norm, or give (K, Q) a tiny ridge "
-        "such as 1e-100."
+        "The direction is still on its way: take more steps, let them grow with the norm (lr=Growing(), --growing 4), "
+        "or give (K, Q) a tiny ridge (1e-100)."
     ),
 }
 

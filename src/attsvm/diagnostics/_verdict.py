@@ -109,6 +109,8 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
         reached=reached,
         head=head,
         conditions=theorem_conditions(facts, samples, seed),
+        at=steps,
+        errors=errors,
         rate=rate,
         step_convexity=convexity.amax(0) if len(convexity) else torch.full_like(error, torch.nan),
         signature=signature,
@@ -168,11 +170,11 @@ def _convexity(run: Trajectory) -> Tensor:
     """
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule
-    on_W = isinstance(rule, MirrorDescent) and run.parameterization != "KQ" and has_divergence(rule.geometry)
-    if lr is None or not on_W:
+    mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
+    if lr is None or not mirror:
         return run.W.new_zeros(0, len(run))
     if run.parameterization == "joint":
         W = W[-1:]
     # Equally spaced among the records, the last one in any case.
     W = W[torch.linspace(len(W) - 1, 0, min(len(W), STEPS_CHECKED)).round().long().flip(0)]
-    return torch.stack([step_convexity(run.data, rule.geometry, w, lr, rule.normalize, run.loss) for w in W])
+    return torch.stack([step_convexity(run.data, run.geometry, w, lr, run.normalized, run.loss) for w in W])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,13 +18,23 @@ from attsvm.dynamics._former import modernized
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.frames import frame
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.named import facts_of, from_facts
 from attsvm.objective import Loss, as_loss
+from attsvm.pages import html_table
 from attsvm.schema import Array, Schema
 
 BLOCKS = {"W": ("W",), "KQ": ("K", "Q"), "joint": ("W", "v")}
 """The trained matrices of every parameterization."""
+
+PLOTTED = {
+    "top_weight": "softmax weight of the top token",
+    "loss": "training loss",
+    "norm": "norm of W",
+    "log_rest": "log₁₀ of the weight of all others",
+}
+"""Records that are numbers of a trial or of its queries, and what they are."""
 
 SCHEMA = Schema(
     format="attsvm-trajectory/2",
@@ -278,6 +289,64 @@ class Trajectory:
             state=TrainState(blocks=state, **facts["state"]),
             settings=settings,
         )
+
+    def plot(self, quantity: str | None = None, ax: Any = None) -> Any:
+        """Draw a recorded quantity over the steps, median and band over trials; returns matplotlib axes.
+
+        Without a name the first that was recorded of top_weight, loss and norm. Of quantities with a number for every
+        query the mean and the least one are drawn; log_rest, the logarithm of 1 − top_weight, in powers of ten.
+        """
+        from attsvm.plots import draw_curves
+
+        drawable = [name for name in PLOTTED if name in self.records]
+        name = quantity or next(iter(drawable), None)
+        if name is None or name not in drawable:
+            raise AttsvmError(
+                f"quantity must be recorded and one of {', '.join(PLOTTED)}, but got {quantity} and records "
+                f"{', '.join(self.records) or 'none'}."
+            )
+        values = self.records[name]
+        curves = {name: values}
+        if values.ndim > 2:
+            values = values.flatten(2) / (math.log(10) if name == "log_rest" else 1)
+            worst = values.amax(2) if name == "log_rest" else values.amin(2)
+            curves = {"mean over queries": values.mean(2), "least certain query": worst}
+        title = f"{self.parameterization} in {self.geometry.name}, {len(self)} trials"
+        return draw_curves(
+            ax, self.steps, curves, xlabel="step", ylabel=PLOTTED[name], log=name in ("loss", "norm"), title=title
+        )
+
+    def to_dataframe(self) -> Any:
+        """A row for every recorded step and trial, with the scalar records; of those per query the least.
+
+        pandas if it is installed, else a pyarrow table.
+        """
+        scalars = {
+            name: x if x.ndim == 2 else x.flatten(2).amin(2) for name, x in self.records.items() if name in PLOTTED
+        }
+        R, B = len(self.steps), len(self)
+        columns: dict[str, Any] = {
+            "step": self.steps.repeat_interleave(B).tolist(),
+            "trial": self.data.trials.repeat(R).tolist(),
+        }
+        return frame(columns | {name: x.reshape(-1).tolist() for name, x in scalars.items()})
+
+    def table(self) -> list[tuple[str, str]]:
+        """What the run is, in words."""
+        lr = self.constant_lr
+        rows = [
+            ("data", repr(self.data)),
+            ("trains", f"{self.parameterization} by {self.rule}, {self.loss.name} loss"),
+            ("limit", f"{self.geometry.name} max-margin solution"),
+            ("steps", f"{self.state.step}, {len(self.steps)} recorded"),
+            ("step size", f"{lr:g}" if lr is not None else ", ".join(str(x) for x in self.settings["lr"].values())),
+            ("records", ", ".join(self.records) or "none"),
+        ]
+        norm = self.geometry.norm(self.W)
+        return [*rows, ("final norm", f"{norm.median().item():.4g} (median)")] if len(self) else rows
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), caption="Trajectory")
 
     def __len__(self) -> int:
         return self.data.B

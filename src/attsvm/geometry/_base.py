@@ -101,7 +101,8 @@ class Geometry(ABC):
 
     def _potential(self, W: Tensor) -> Tensor:
         """The value of ψ(W), here ∫₀¹ ⟨∇ψ(rW), W⟩ dr."""
-        return sum(w * (self.mirror(r * W) * W).sum(MATRIX_AXES) for r, w in _nodes())
+        parts = [w * (self.mirror(r * W) * W).sum(MATRIX_AXES) for r, w in _nodes()]
+        return torch.stack(parts).sum(0)
 
     def _conjugate(self, theta: Tensor) -> Tensor:
         """The value of ψ*(θ), here ⟨θ, W⟩ − ψ(W) at W = ∇ψ*(θ)."""
@@ -111,8 +112,8 @@ class Geometry(ABC):
     def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
         """The value of D(W, V) for two matrices of the same shape, here ∫₀¹ ⟨∇ψ(V + r(W − V)) − ∇ψ(V), W − V⟩ dr."""
         E, at_V = W - V, self.mirror(V)
-        total = sum(w * ((self.mirror(V + r * E) - at_V) * E).sum(MATRIX_AXES) for r, w in _nodes())
-        return total.clamp_min(0)
+        parts = [w * ((self.mirror(V + r * E) - at_V) * E).sum(MATRIX_AXES) for r, w in _nodes()]
+        return torch.stack(parts).sum(0).clamp_min(0)
 
     def _hessian(self, V: Tensor, U: Tensor) -> Tensor:
         """∇²ψ(V)[U], same shape."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ def as_loss(loss: Any) -> Loss:
             return LOSSES[loss]
         own = kinds(Loss)
         if loss in own and own[loss] is not FunctionLoss:
-            return own[loss]()
+            return cast(Any, own[loss])()
     elif callable(loss) and not isinstance(loss, type):
-        return FunctionLoss(loss)
+        return FunctionLoss(cast(Callable[[Tensor], Tensor], loss))
     raise AttsvmError(f"loss must be a Loss, a function of f or one of {', '.join(LOSSES)}, but got {describe(loss)}.")

@@ -63,6 +63,14 @@ class RegularizationPath:
     head_limit: MaxMargin | None
     tokens: Tensor
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the distance to the limit over the radius, median and band over trials; returns matplotlib axes."""
+        from attsvm.plots import draw_curves
+
+        curves = {"W": self.distance} | ({} if self.head_distance is None else {"v": self.head_distance})
+        title = f"{self.parameterization} path to the {self.geometry.name} SVM, {self.data.B} trials"
+        return draw_curves(ax, self.radii, curves, xlabel="radius", ylabel="distance", log=True, title=title)
+
     def __len__(self) -> int:
         return len(self.radii)
 

@@ -61,7 +61,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: scales with the page, says its name to a screen reader, ids are its own."""
     import matplotlib as mpl
 
-    from attsvm.plots._common import STYLE
+    from attsvm.plots import STYLE
 
     buffer = io.StringIO()
     # Text as outlines: a phone has none of matplotlib's fonts, and other widths would overlap.
