@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.linalg import cholesky_ex, matrix_norm, solve_triangular, vector_norm
 
-from attsvm.svm._interior_point import Iterates
+from attsvm.svm._lp import Iterates
 from attsvm.svm._rows import Rows, System
 
 

@@ -15,7 +15,7 @@ from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry
-from attsvm.svm._interior_point import Iterates, solve_lp
+from attsvm.svm._lp import Iterates, solve_lp
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
