@@ -72,6 +72,17 @@ class Geometry(ABC):
     def _missing(self, method: str) -> AttsvmError:
         return AttsvmError(f"geometry {self.name} must define {method} to be used here, but it does not.")
 
+    def norm_bound(self, W: Tensor, error: Tensor) -> Tensor:
+        """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise; float64.
+
+        For a norm that says nothing better, it is taken for granted that `norm` is right to 16(d + e) roundings.
+        """
+        return _bound(self.norm, W, error)
+
+    def dual_norm_bound(self, G: Tensor, error: Tensor) -> Tensor:
+        """The same for the dual norm."""
+        return _bound(self.dual_norm, G, error)
+
     def potential(self, W: Tensor) -> Tensor:
         """ψ(W), `(..., d, e) -> (...)`."""
         return _WithGradient.apply(W, self._potential, self.mirror)
@@ -133,6 +144,18 @@ def scale(W: Tensor) -> Tensor:
     """
     largest = W.detach().abs().amax(MATRIX_AXES, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+
+
+def rounding(W: Tensor) -> float:
+    """More than the relative error of a root of sums of powers over the rows, then over the columns, in float64."""
+    return (W.shape[-2] + W.shape[-1] + 64) * 2.0**-53
+
+
+def _bound(norm: Callable[[Tensor], Tensor], W: Tensor, error: Tensor) -> Tensor:
+    """The triangle inequality, with the norms of the d·e matrices that have a single 1."""
+    d, e = W.shape[-2:]
+    single = norm(torch.eye(d * e, dtype=W.dtype, device=W.device).reshape(-1, d, e)).reshape(d, e)
+    return (norm(W) + (error * single).sum(MATRIX_AXES)) * (1 + 16 * rounding(W))
 
 
 class _WithGradient(torch.autograd.Function):

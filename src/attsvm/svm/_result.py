@@ -17,21 +17,26 @@ class Status(IntEnum):
     """How an instance ended."""
 
     SOLVED = 0
-    """The bracket of the optimal norm is within the tolerance."""
+    """The bracket of the optimal norm is within the tolerance, in real arithmetic."""
     INFEASIBLE = 1
-    """A combination of the rows with b'λ = 1 cancels to 1e-8 of its terms: the multipliers are a Farkas vector."""
+    """Proved: no W satisfies the rows. The multipliers are, but for their rounding, a Farkas vector."""
     NOT_CONVERGED = 2
-    """The iterations ran out; the bracket is still certified."""
+    """The iterations ran out, or float64 cannot hold a better W; the bracket is still certified."""
 
 
 @dataclass(frozen=True, eq=False)
 class MaxMargin:
     """The solutions of B instances of a margin problem.
 
-    W (B, d, e) has margin exactly 1 (NaN where none was found). `multipliers` (B, Q, R) belong to min ½‖W‖²:
+    W (B, d, e) has margin 1 or a little more (NaN where none was found). `multipliers` (B, Q, R) belong to min ½‖W‖²:
     ‖A'λ‖_* = ‖W‖, for the Frobenius norm W = A'λ; of an infeasible instance they are the Farkas vector, b'λ = 1
-    and A'λ = 0. `lower` ≤ optimal norm ≤ `upper` is certified by the multipliers and by W. `support` (B, Q, R)
-    marks the rows at the margin.
+    and A'λ = 0 but for their rounding. `support` (B, Q, R) marks the rows at the margin.
+
+    What is certain, for the real numbers that the float64 numbers are (and for tokens, not for their rounded
+    differences): every inequality ⟨a ⊗ z, W⟩ ≥ b holds; every equality holds to `violation` (B,), which is 0 where there
+    are none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities
+    `lower` ≤ optimal norm ≤ `upper`; with equalities `upper` is the norm of a W that is off by the violation.
+    An infeasible instance is proved to be so. All rounding of the certificates is accounted for.
     """
 
     problem: MarginProblem
@@ -40,13 +45,14 @@ class MaxMargin:
     multipliers: Tensor
     lower: Tensor
     upper: Tensor
+    violation: Tensor
     support: Tensor
     status: Tensor
     iterations: Tensor
 
     @property
     def norm(self) -> Tensor:
-        """‖W‖ (B,), infinite where no W was found."""
+        """‖W‖ (B,), rounded up; infinite where no W was found."""
         return self.upper
 
     @property
