@@ -298,7 +298,7 @@ def fuzz(instances: int, seed: int, norms: tuple[str, ...] = NORMS, verbose: boo
         solution = solve(problem, norm)
         counts[name]["ms"] += int(1e3 * (time.perf_counter() - start))
         for k in range(len(problem)):
-            outcome = Status(int(solution.status[k])).name.lower()
+            outcome = str(solution.status[k])
             counts[name][outcome] += 1
             for error in Exact(problem, solution, k).errors()[:1]:
                 counts[name]["false"] += 1

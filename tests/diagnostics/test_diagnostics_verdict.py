@@ -208,7 +208,7 @@ def test_infeasible_and_not_finite() -> None:
     run = Trajectory.of(data, W, steps=[10])
     v = verdict(run)
     assert [Signature(s).label for s in v.signature.tolist()][:2] == ["infeasible", "not finite"]
-    assert v.status.tolist()[:2] == [Status.INFEASIBLE, Status.INFEASIBLE]
+    assert v.status[:2] == [Status.INFEASIBLE, Status.INFEASIBLE]
     assert v.status[2] == Status.SOLVED
     assert v.error[:2].isnan().all()
     assert not v.finite[1]
@@ -237,8 +237,9 @@ def test_a_batch_is_its_trials_and_permutes_with_them(data: TokenData) -> None:
     for index, part in parts:
         for name in ("error", "misalignment", "margin_ratio", "norm", "norm_mm", "step_convexity"):
             torch.testing.assert_close(getattr(part, name), getattr(whole, name)[index], rtol=1e-5, atol=1e-8)
-        for name in ("signature", "reached", "globally_optimal", "locally_optimal", "tokens", "status", "rank"):
+        for name in ("signature", "reached", "globally_optimal", "locally_optimal", "tokens", "rank"):
             assert getattr(part, name).equal(getattr(whole, name)[index])
+        assert part.status == [whole.status[b] for b in index.tolist()]
         for name, holds in part.theorems.items():
             assert holds.equal(whole.theorems[name][index])
 

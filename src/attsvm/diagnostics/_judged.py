@@ -53,5 +53,5 @@ def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:
 def solve_sharply(problem: MarginProblem, geometry: Geometry) -> MaxMargin:
     """The solution to a gap of 1e-12, or of 1e-9 where rounding allows no more."""
     solution = solve(problem, geometry, tol=SHARP)
-    good_enough = (solution.status == Status.NOT_CONVERGED) & (solution.gap <= CERTIFIED)
-    return replace(solution, status=torch.where(good_enough, int(Status.SOLVED), solution.status))
+    good_enough = solution.open & (solution.gap <= CERTIFIED)
+    return replace(solution, codes=torch.where(good_enough, int(Status.SOLVED), solution.codes))

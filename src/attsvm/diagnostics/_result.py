@@ -23,7 +23,7 @@ from attsvm.svm import Status
 class HeadVerdict:
     """The head v of a joint run against the ℓp-SVM of the selected tokens; (B,) each."""
 
-    status: Tensor
+    status: list[Status]
     norm_mm: Tensor
     misalignment: Tensor
     error: Tensor
@@ -66,7 +66,7 @@ class Verdict:
     composite: Tensor
     decided: Tensor
     finite: Tensor
-    status: Tensor
+    status: list[Status]
     W_mm: Tensor
     norm_mm: Tensor
     globally_optimal: Tensor
@@ -124,7 +124,7 @@ class Verdict:
             "median directional Bregman divergence": _median(self.bregman),
             "median margin ratio": _median(self.margin_ratio),
             "median norm": _median(self.norm),
-            "feasible": int((self.status == Status.SOLVED).sum()),
+            "feasible": self.status.count(Status.SOLVED),
             "globally optimal": int(self.globally_optimal.sum()),
             "locally optimal": int(self.locally_optimal.sum()),
             "composing several tokens": int(self.composite.sum()),
@@ -145,7 +145,7 @@ class Verdict:
         }
         if self.head is not None:
             result["head"] = {
-                "feasible": int((self.head.status == Status.SOLVED).sum()),
+                "feasible": self.head.status.count(Status.SOLVED),
                 "median misalignment": _median(self.head.misalignment),
                 "median directional Bregman divergence": _median(self.head.error),
             }
@@ -176,12 +176,12 @@ class Verdict:
             numbers |= {"v_misalignment": self.head.misalignment, "v_error": self.head.error}
         columns = {name: [_plain(x) for x in tensor.tolist()] for name, tensor in numbers.items()}
         theorems = {name: holds.tolist() for name, holds in self.theorems.items()}
-        tokens, status, signature = self.tokens.tolist(), self.status.tolist(), self.signature.tolist()
+        tokens, signature = self.tokens.tolist(), self.signature.tolist()
         return [
             {
                 "trial": b,
                 "tokens": tokens[b],
-                "svm": Status(status[b]).name.lower().replace("_", " "),
+                "svm": str(self.status[b]),
                 **{name: column[b] for name, column in columns.items()},
                 "signature": Signature(signature[b]).label,
                 "theorems": [name for name, holds in theorems.items() if holds[b]],

@@ -94,8 +94,8 @@ def solve_lp(
 ) -> Iterates:
     """The best iterates of the method, and after how many iterations it stopped.
 
-    An instance also stops where A'λ has cancelled to that level; `start` are multipliers, b'λ = 1, and a W. The careful way
-    never forms the Newton matrix, nor W from λ: their rounding hides small margins."""
+    An instance also stops where A'λ has cancelled to that level; `start` are multipliers, b'λ = 1, and a W. The careful
+    way never forms the Newton matrix, nor W from λ: their rounding hides small margins."""
     B, b = system.rows.B, system.b
     out = Iterates(
         W=b.new_zeros(B, system.rows.d, system.rows.e),
