@@ -1,5 +1,6 @@
-"""Figures. Each function takes results and returns a matplotlib Figure; `save_figure` writes it."""
+"""Figures of plain numbers: what they share, and the ones that several parts draw. They need matplotlib."""
 
+from attsvm.plots._axes import draw_curves, draw_matrix, own_axes
 from attsvm.plots._common import (
     BLUE,
     GREEN,
@@ -12,8 +13,8 @@ from attsvm.plots._common import (
     save_figure,
     styled,
 )
-from attsvm.plots._separation import separation_figure
-from attsvm.plots._training import direction_figure, weight_figure
+from attsvm.plots._separation import Solution, separation_figure
+from attsvm.plots._training import weight_figure
 
 __all__ = [
     "BLUE",
@@ -23,8 +24,11 @@ __all__ = [
     "SKY",
     "STYLE",
     "VERMILION",
-    "direction_figure",
+    "Solution",
+    "draw_curves",
+    "draw_matrix",
     "new_figure",
+    "own_axes",
     "save_figure",
     "separation_figure",
     "styled",

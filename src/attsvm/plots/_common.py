@@ -36,7 +36,7 @@ def styled(function: F) -> F:
 
     @wraps(function)
     def drawn(*arguments: Any, **named: Any) -> Any:
-        with _matplotlib().rc_context(STYLE):
+        with import_matplotlib().rc_context(STYLE):
             return function(*arguments, **named)
 
     return cast(F, drawn)
@@ -44,7 +44,7 @@ def styled(function: F) -> F:
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
     """A figure with a grid of axes, free of pyplot's global state."""
-    figure = _matplotlib().figure.Figure(figsize=size, layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]
 
@@ -52,11 +52,11 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
     """Write the figure to every path, in the format of its ending, whole or not at all."""
     for path in paths:
-        with _matplotlib().rc_context(STYLE), atomic_path(path) as temporary:
+        with import_matplotlib().rc_context(STYLE), atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=150)
 
 
-def _matplotlib() -> Any:
+def import_matplotlib() -> Any:
     """Imported where a figure is drawn: what only computes needs none."""
     try:
         import matplotlib

@@ -38,8 +38,7 @@ import torch
 from torch import Tensor
 from torch.linalg import cholesky_ex, matrix_norm, solve_triangular, vector_norm
 
-from attsvm.svm._interior_point import Iterates
-from attsvm.svm._rows import Rows, System
+from attsvm.svm._rows import Iterates, Rows, System
 
 
 @dataclass
@@ -59,7 +58,7 @@ class _State:
         return _State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
-def solve_nuclear(system: System, tol: float, max_iterations: int) -> Iterates:
+def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     """As `solve_lp`, in bases of the spans of the a_c and of the z_c, where the optimal W lies."""
     rows = system.rows
     # Rows that repeat others say nothing new, and make the Newton matrix singular.
@@ -72,7 +71,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int) -> Iterates:
         inequality=system.inequality & unique,
         equality=system.equality & unique,
     )
-    out = _iterate(small, _starting_point(small), tol, max_iterations)
+    out = _iterate(small, _starting_point(small), tol, max_iterations, cancelled)
     out.W = basis_A @ out.W @ basis_Z.mT
     return out
 
@@ -180,7 +179,7 @@ def _schur_matrix(rows: Rows, X: Tensor, Y: Tensor, H: Tensor, T: Tensor) -> Ten
     return H.add_(T).add_(T.mT)
 
 
-def _iterate(system: System, x: _State, tol: float, max_iterations: int) -> Iterates:
+def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     rows, N = system.rows, system.rows.N
     out = Iterates(W=rows.A.new_zeros(rows.B, rows.d, rows.e), lam=x.lam.clone(), iterations=torch.zeros_like(x.index))
     buffers = tuple(system.b.new_empty(rows.B, N, N) for _ in range(3))
@@ -189,10 +188,10 @@ def _iterate(system: System, x: _State, tol: float, max_iterations: int) -> Iter
         gap = x.XS.prod(1).sum((1, 2)) + (x.lam * x.s).sum(1)
         finished = x.failed | (gap < 1e-4 * tol * x.t) | (iteration == max_iterations)
         # Singular values are only computed for instances that may be done: t and ν bound the norm for free.
-        near = ((x.nu > 0) & (x.t - x.nu <= 10 * tol * x.nu)) | system.cancelled(x.lam, x.t / 2)
+        near = ((x.nu > 0) & (x.t - x.nu <= 10 * tol * x.nu)) | system.cancelled(x.lam, x.t / 2, cancelled)
         if bool((finished | near).any()):
             some = (finished | near).nonzero()[:, 0]
-            settled = _record(system.take(some), x.take(some), out, best, tol, iteration)
+            settled = _record(system.take(some), x.take(some), out, best, tol, iteration, cancelled)
             keep = (~finished).index_put((some,), ~(settled | finished[some])).nonzero()[:, 0]
             if len(keep) == 0:
                 break
@@ -294,7 +293,9 @@ def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, 
     return new
 
 
-def _record(system: System, x: _State, out: Iterates, best: Tensor, tol: float, iteration: int) -> Tensor:
+def _record(
+    system: System, x: _State, out: Iterates, best: Tensor, tol: float, iteration: int, cancelled: float
+) -> Tensor:
     """Certify the present points, keep the best of each instance, and say which are settled."""
     rows, b, d = system.rows, system.b, system.rows.d
     W = -2.0 * x.XS[:, 0, :d, d:]
@@ -305,7 +306,7 @@ def _record(system: System, x: _State, out: Iterates, best: Tensor, tol: float, 
     lower = (b * x.lam).sum(1) / dual
     gap = (matrix_norm(W.nan_to_num(), "nuc") / margin - lower).abs() / lower
     gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-    gap = torch.where(system.cancelled(x.lam, dual), 0.0, gap)
+    gap = torch.where(system.cancelled(x.lam, dual, cancelled), 0.0, gap)
     better = gap <= best[x.index]
     at = x.index[better]
     out.W[at], out.lam[at], best[at] = W[better], x.lam[better], gap[better]

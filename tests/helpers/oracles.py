@@ -75,7 +75,8 @@ def assert_optimal(problem: MarginProblem, solution: MaxMargin, tol: float) -> N
     dual = geometry.dual_norm(combined)
     bound = torch.from_numpy((b * lam).sum(1)) / dual
     ok = solution.solved.cpu() & (norm > 0)
-    assert torch.allclose(norm[ok], solution.norm.cpu()[ok], rtol=1e-13, atol=0)
+    assert (norm[ok] <= solution.upper.cpu()[ok]).all()
+    assert torch.allclose(norm[ok], solution.norm.cpu()[ok], rtol=1e-11, atol=0)  # rounded up
     assert (norm[ok] - bound[ok] <= (tol * 1.01 + 1e-14) * bound[ok]).all()
     # W has the norm of A'λ and is aligned with it, which is the stationarity of min ½‖W‖².
     assert torch.allclose(dual[ok], norm[ok], rtol=1e-9, atol=0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from attsvm.svm._rows import Rows, System
+from attsvm.svm._rows import Iterates, Rows, System
 
 PATIENCE = 40
 """Iterations without progress after which an instance is taken to be at the limits of its arithmetic."""
@@ -29,15 +29,6 @@ PATIENCE = 40
 HALVINGS = 6
 
 _TINY = torch.finfo(torch.float64).tiny
-
-
-@dataclass
-class Iterates:
-    """Unscaled outcome of an interior-point run: λ certifies from below, W from above."""
-
-    W: Tensor
-    lam: Tensor
-    iterations: Tensor
 
 
 @dataclass
@@ -86,14 +77,25 @@ def _link(rows: Rows, lam: Tensor, s: Tensor, t: Tensor, p: float) -> _State:
 
 
 def _free(rows: Rows, lam: Tensor, s: Tensor, t: Tensor, U: Tensor, W: Tensor, p: float) -> _State:
-    """The state of an independent W (p > 2), where the link only holds in the limit."""
+    """The state of an independent W (p > 2, or a careful run), where the link only holds in the limit."""
     norm, unit, power = _unit_power(W, p)
     U_norm = _unit_power(U, p / (p - 1))[0]
     return _State(lam, s, t, U, U_norm, W, norm, rows.apply(W), unit, power)
 
 
-def solve_lp(system: System, p: float, tol: float, max_iterations: int, start: Tensor | None = None) -> Iterates:
-    """The best iterates of the method, and after how many iterations it stopped; `start` are multipliers, b'λ = 1."""
+def solve_lp(
+    system: System,
+    p: float,
+    tol: float,
+    max_iterations: int,
+    cancelled: float,
+    start: tuple[Tensor, Tensor] | None = None,
+    careful: bool = False,
+) -> Iterates:
+    """The best iterates of the method, and after how many iterations it stopped.
+
+    An instance also stops where A'λ has cancelled to that level; `start` are multipliers, b'λ = 1, and a W. The careful
+    way never forms the Newton matrix, nor W from λ: their rounding hides small margins."""
     B, b = system.rows.B, system.b
     out = Iterates(
         W=b.new_zeros(B, system.rows.d, system.rows.e),
@@ -103,8 +105,9 @@ def solve_lp(system: System, p: float, tol: float, max_iterations: int, start: T
     index = torch.arange(B, device=b.device)
     best = b.new_full((B,), torch.inf)
     idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
-    gram = system.rows.gram() if p == 2 else None
-    state = _start(system, system.equal_multipliers() if start is None else start, p)
+    gram = system.rows.gram() if p == 2 and not careful else None
+    lam, W = (system.equal_multipliers(), None) if start is None else start
+    state = _start(system, lam, p, careful, W)
 
     for iteration in range(max_iterations + 1):
         # Certify the iterates, keep the best of each instance, retire the finished ones.
@@ -115,7 +118,7 @@ def solve_lp(system: System, p: float, tol: float, max_iterations: int, start: T
         violation = off.abs().sum(1) * state.lam.abs().amax(1)
         gap = (state.W_norm / margin - lower).abs() / lower + violation / margin
         gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-        gap = torch.where(system.cancelled(state.lam, state.U_norm), 0.0, gap)
+        gap = torch.where(system.cancelled(state.lam, state.U_norm, cancelled), 0.0, gap)
         improved = (gap <= best[index]) & ~lower.isnan()
         at = index[improved]
         out.W[at], out.lam[at], best[at] = state.W[improved], state.lam[improved], gap[improved]
@@ -133,24 +136,35 @@ def solve_lp(system: System, p: float, tol: float, max_iterations: int, start: T
             gram = None if gram is None else gram[keep]
         # An instance that makes no progress is recentred.
         stalled = (idle > 0) & (idle % 4 == 0)
-        state = _newton_step(system, state, gram, p, stalled)
+        state = _newton_step(system, state, gram, p, stalled, careful)
     return out
 
 
-def _start(system: System, lam: Tensor, p: float) -> _State:
-    """W linked to the multipliers, and slacks no smaller than the spread of the rows."""
-    rows, b = system.rows, system.b
+def _start(system: System, lam: Tensor, p: float, careful: bool, W: Tensor | None) -> _State:
+    """W linked to the multipliers, and slacks no smaller than the spread of the rows; a W that separates stays."""
+    rows, b, ineq = system.rows, system.b, system.inequality
     state = _link(rows, lam, torch.zeros_like(b), torch.zeros_like(b[:, 0]), p)
-    if p > 2:
+    if p > 2 or careful:
         state = _free(rows, lam, state.s, state.t, state.U, state.W, p)
     state.t = (lam * state.AW).sum(1)
-    residual = (state.AW - state.t[:, None] * b) * system.inequality
-    spread, mean = torch.stack((residual.abs(), state.t[:, None] * b)).sum(2) / system.inequality.sum(1).clamp_min(1)
-    state.s = system.inequality * (residual.clamp_min(0) + torch.maximum(spread, 0.1 * mean)[:, None])
+    residual = (state.AW - state.t[:, None] * b) * ineq
+    spread, mean = torch.stack((residual.abs(), state.t[:, None] * b)).sum(2) / ineq.sum(1).clamp_min(1)
+    state.s = ineq * (residual.clamp_min(0) + torch.maximum(spread, 0.1 * mean)[:, None])
+    if W is None or not (p > 2 or careful):
+        return state
+    W = W * (state.U_norm / _unit_power(W, p)[0])[:, None, None]
+    own = _free(rows, lam, state.s, state.t, state.U, W, p)
+    least = system.least_margin(own.AW)
+    own.t = 0.9 * least
+    own.s = ineq * (own.AW - own.t[:, None] * b)
+    separates = (least > 0) & least.isfinite() & own.W_norm.isfinite()
+    for f in fields(state):
+        new, old = getattr(own, f.name), getattr(state, f.name)
+        setattr(state, f.name, torch.where(separates.reshape(-1, *[1] * (old.ndim - 1)), new, old))
     return state
 
 
-def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stalled: Tensor) -> _State:
+def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stalled: Tensor, careful: bool) -> _State:
     rows, b, ineq, q = system.rows, system.b, system.inequality, p / (p - 1)
     count = ineq.sum(1)
     per_row = 1 / count.clamp_min(1)
@@ -160,7 +174,7 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
 
     # For p ≥ 2 the curvature 1/|W|^(p−2) is unbounded where W vanishes: it is capped at a level that the
     # complementarity lifts as it goes to zero.
-    if p > 2:
+    if p > 2 or careful:
         link = _off_link(x)
         off = _norm(link, q) / x.U_norm.clamp_min(_TINY)
         floor = torch.where(count > 0, 0.3 * mu / x.W_norm.square().clamp_min(_TINY), 0.03 * off)
@@ -174,19 +188,31 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         """∇²(½‖·‖_q²) V at the current point."""
         return curvature * V + (2 - q) * x.W_unit * (x.W_unit * V).sum((1, 2), keepdim=True)
 
-    if gram is None:
-        H = rows.gram(curvature)
-        v = rows.apply(x.W_unit)
-        H.baddbmm_(v[:, :, None], v[:, None, :], alpha=2 - q)
+    ridge = ratio + ~(ineq | system.equality)
+    if careful:
+        L = _triangle(rows, curvature, x.W_unit, 2 - q, ridge)
     else:
-        H = gram.clone()
-    diagonal = H.diagonal(dim1=1, dim2=2)
-    regular = 1e-14 * diagonal.amax(1, keepdim=True)  # duplicate rows make the Gram matrix singular
-    diagonal += ratio + regular + ~(ineq | system.equality)
-    L, info = torch.linalg.cholesky_ex(H)
-    if info.any():
-        diagonal += (info > 0)[:, None] * 1e4 * regular
+        if gram is None:
+            H = rows.gram(curvature)
+            v = rows.apply(x.W_unit)
+            H.baddbmm_(v[:, :, None], v[:, None, :], alpha=2 - q)
+        else:
+            H = gram.clone()
+        diagonal = H.diagonal(dim1=1, dim2=2)
+        regular = 1e-14 * diagonal.amax(1, keepdim=True)  # duplicate rows make the Gram matrix singular
+        diagonal += ridge + regular
         L, info = torch.linalg.cholesky_ex(H)
+        if info.any():
+            diagonal += (info > 0)[:, None] * 1e4 * regular
+            L, info = torch.linalg.cholesky_ex(H)
+
+    def solve(rhs: Tensor) -> Tensor:
+        """H⁻¹ of the columns of rhs."""
+        y = torch.cholesky_solve(rhs, L)
+        for _ in range(2 if careful else 0):
+            columns = [rows.apply(hessian(rows.adjoint(column))) + ridge * column for column in y.unbind(-1)]
+            y = y + torch.cholesky_solve(rhs - torch.stack(columns, -1), L)
+        return y
 
     primal = x.AW - x.t[:, None] * b - x.s * ineq
     shift = primal if link is None else primal + rows.apply(hessian(link))
@@ -203,7 +229,7 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
 
     # Predictor: aim at complementarity zero.
     target = -x.s
-    solution = torch.cholesky_solve(torch.stack((target - shift, b), -1), L)
+    solution = solve(torch.stack((target - shift, b), -1))
     Hb = solution[..., 1]
     dlam, ds, dt = complete(solution[..., 0], Hb, target)
     step = longest_step(dlam, ds)[:, None]
@@ -213,7 +239,7 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
     sigma = torch.where(stalled, sigma.clamp_min(0.3), sigma)
     second = torch.where(stalled[:, None], 0.0, dlam * ds)
     target = ineq * (((sigma * mu)[:, None] - second) / lam_pos) - x.s
-    dlam, ds, dt = complete(torch.cholesky_solve((target - shift)[..., None], L)[..., 0], Hb, target)
+    dlam, ds, dt = complete(solve((target - shift)[..., None])[..., 0], Hb, target)
     step = torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
 
     if link is None:
@@ -234,7 +260,7 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         else:
             a = step[:, None, None]
             new = _free(rows, lam, s, t, x.U + a * dU, x.W + a * dW, p)
-        if p == 2 or halving == HALVINGS:
+        if (p == 2 and not careful) or halving == HALVINGS:
             return new
         after = (new.AW - t[:, None] * b - s).abs().amax(1) if dU is None else _norm(_off_link(new), q)
         mean = (lam * s).sum(1) / lam.abs().sum(1)
@@ -243,6 +269,23 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
             return new
         step = torch.where(too_long, step / 2, step)
     raise AssertionError("unreachable")
+
+
+def _triangle(rows: Rows, curvature: Tensor, unit: Tensor, c: float, ridge: Tensor) -> Tensor:
+    """L with LLᵀ = A(diag(curvature) + c·unit unitᵀ)Aᵀ + diag(ridge), by QR of a root of it.
+
+    With v = curvature^(−½)·unit, I + c vvᵀ is the square of I + β vvᵀ.
+    """
+    root = curvature.expand(rows.B, rows.d, rows.e).flatten(1).sqrt()
+    K = rows.dense() * root[:, None]
+    if c:
+        v = torch.where(root > 0, unit.flatten(1) / root, 0.0)
+        size = v.square().sum(1).clamp_min(_TINY)
+        beta = ((1 + c * size).clamp_min(0).sqrt() - 1) / size
+        K = K + (beta[:, None] * (K @ v[..., None])[..., 0])[..., None] * v[:, None]
+    least = 1e-15 * torch.linalg.vector_norm(K, dim=2).amax(1, keepdim=True)  # duplicate equalities
+    K = torch.cat((K, torch.diag_embed(torch.maximum(ridge.sqrt(), least))), 2)
+    return torch.linalg.qr(K.mT, mode="r")[1].mT
 
 
 def _off_link(x: _State) -> Tensor:

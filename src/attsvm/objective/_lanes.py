@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm.data import LinearHead, TokenData
-from attsvm.data._heads import Head
+from attsvm.data import Head, LinearHead, TokenData
 
 LANES = 16
 """Trials are padded to a multiple of this, so that none falls into the remainder of a vector loop."""
