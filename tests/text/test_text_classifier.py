@@ -418,5 +418,5 @@ def test_wrong_descriptions_are_refused(fitted: AttentionTextClassifier, tmp_pat
     fitted.save(tmp_path)
     content = json.loads((tmp_path / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(content | change))
-    with pytest.raises(AttsvmError, match="model|tokenizer"):
+    with pytest.raises(AttsvmError, match=r"model|tokenizer"):
         AttentionTextClassifier.load(tmp_path)
