@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from made_texts import make_texts
 
-from attsvm.text import AttentionTextClassifier, Explanations
-from attsvm.text._explain import visible
+from attsvm.text import AttentionTextClassifier, Explanations, visible
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HARD = ['c1m1 <3 & "c0m2" w1', "", "c1m1 " * 30 + "x" * 300, "<script>alert(1)</script> c0m1 & <"]

@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attsvm.errors import AttsvmError
-from attsvm.text._tokenizers import clean_and_count
+from attsvm.text._tokenizers import clean_and_count, visible
 
 if TYPE_CHECKING:
     from attsvm.text._classifier import AttentionTextClassifier
     from attsvm.text._features import Found
-
-_HIDDEN = [
-    *(c for c in range(0xA0) if chr(c) not in "\t\n\r" and not chr(c).isprintable()),
-    *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
-]
-"""Control characters, and those that turn the direction of the text around them"""
-_VISIBLE = {c: f"⟨U+{c:04X}⟩" for c in _HIDDEN}
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +192,6 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
             )
         )
     return explanations
-
-
-def visible(text: str) -> str:
-    """Control characters by their numbers: nothing is hidden, and the direction of the text does not turn."""
-    return text.translate(_VISIBLE)
 
 
 def two_sided(b: np.ndarray) -> np.ndarray:

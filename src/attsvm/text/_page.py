@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
-from attsvm.text._explain import visible
+from attsvm.text._tokenizers import visible
 
 if TYPE_CHECKING:
     from attsvm.text._explain import Explanation, Words

@@ -136,9 +136,10 @@ class Chooser:
     def _trial(self, x: csr_matrix, form: Form, away: np.ndarray) -> tuple[Problem, Problem]:
         """The problem of the texts that stay, and that of the held-out ones; what only these have is unknown."""
         times = self.data.times[~away]
-        parts: list[Any] = [x[~away], x[away]]
+        matrix: Any = x
+        parts: list[Any] = [matrix[~away], matrix[away]]
         rows = np.repeat(times, np.diff(parts[0].indptr))
-        known = np.bincount(parts[0].indices, rows, minlength=x.shape[1]) >= form.min_texts
+        known = np.bincount(parts[0].indices, rows, minlength=parts[0].shape[1]) >= form.min_texts
         for part in parts:
             part.data *= known[part.indices]
             part.eliminate_zeros()

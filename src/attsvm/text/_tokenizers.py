@@ -26,13 +26,20 @@ from attsvm.text._tokens import Tokens, ends, spread
 
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:[\s/][^<>]*)?>")
 _TAG_OR_COMMENT = re.compile(rf"{_TAG.pattern}|<!--.*?-->", re.DOTALL)
-_LONG_NUMBER = re.compile(r"&#\d{8,};?")
+_LONG_NUMBER = re.compile(r"&#\d{100,};?")
 """An entity beyond all characters; Python does not read a number of thousands of digits."""
 _MARKS = r"\u0300-\u036f\u0900-\u0963\u0966-\u0fff"  # accents and vowel signs, which \w leaves out
 WORD = re.compile(rf"\w[\w{_MARKS}]*(?:['’]\w[\w{_MARKS}]*|(?<=\d)[./]\d+)*")
 """A word: letters and digits, with apostrophes inside (don't) and 7/10 or 3.5 in one piece."""
 _BLANKS = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_'./")})
 """ASCII that no word has inside."""
+
+_HIDDEN = [
+    *(c for c in range(0xA0) if chr(c) not in "\t\n\r" and not chr(c).isprintable()),
+    *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+]
+"""Control characters, and those that turn the direction of the text around them"""
+_VISIBLE = {c: f"⟨U+{c:04X}⟩" for c in _HIDDEN}
 
 
 def clean(text: str) -> str:
@@ -59,6 +66,11 @@ def clean_and_count(text: str) -> tuple[str, int]:
     if "&" in text:
         text = html.unescape(_LONG_NUMBER.sub("\ufffd", text) if "&#" in text else text)
     return text, removed
+
+
+def visible(text: str) -> str:
+    """Control characters by their numbers, as ⟨U+202E⟩: then none of them hides or turns what stands around it."""
+    return text.translate(_VISIBLE)
 
 
 @cache
