@@ -6,7 +6,7 @@ brings the two together.
 """
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 from attsvm._version import __version__
 from attsvm.data import (
@@ -40,13 +40,16 @@ from attsvm.svm import (
     token_margin,
 )
 
-_SUBPACKAGES = ("embeddings", "models", "optim", "transformer")  # not needed by what is above
+_SUBPACKAGES = ("embeddings", "models", "optim", "search", "transformer")  # not needed by what is above
+_SEARCH = ("basins", "cone_start", "falsify")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
+    if name in _SEARCH:
+        return getattr(importlib.import_module("attsvm.search"), name)
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
 
 
