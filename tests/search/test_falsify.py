@@ -91,17 +91,17 @@ def test_shrinking_ends_at_a_simplest_violation() -> None:
 
 
 def test_numbers_are_rounded_to_small_integers() -> None:
-    """Violation: the first token's entries are 2 : 3 to a tenth. Rounding must keep that."""
+    """Violation: the first token's entries are 2 : 3 to a hundredth. Rounding must keep that."""
     generator = torch.Generator().manual_seed(1)
     start = Instance.draw(1, 1, 2, 2, 1, ("X", "v"), 0, generator)
     start.X[0, 0, 0] = torch.tensor([0.2, 0.3])
 
     def ratio(x: Instance) -> torch.Tensor:
         a, b = x.X[:, 0, 0, 0], x.X[:, 0, 0, -1]
-        return ((a / b - 2 / 3).abs() < 0.1) & (b != 0)
+        return ((a / b - 2 / 3).abs() < 0.01) & (b != 0)
 
     small = shrink(start, ratio)
-    assert small.X[0, 0, 0].tolist() == [2, 3]
+    assert small.X[0, 0, 0].tolist() in ([2, 3], [4, 6])
     assert (small.X[0, 0, 1] == 0).all()
 
 

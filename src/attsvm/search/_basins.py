@@ -13,7 +13,7 @@ from torch import Tensor
 from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
 from attsvm.diagnostics import is_globally_optimal, is_locally_optimal
-from attsvm.dynamics import Gaussian, Growing, train
+from attsvm.dynamics import Gaussian, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import att_svm, solve
@@ -22,6 +22,8 @@ MOST = 4096
 """Token choices up to which they are enumerated."""
 BLOCK = 2048
 """SVMs solved at once."""
+LR, STRIDE = 0.05, 0.02
+"""The normalised step: at least LR, and this share of the size of the start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,8 @@ def basins(
 ) -> Basins:
     """The atlas of small problems: every locally optimal token choice, and how likely training ends there.
 
-    For each scale `starts` Gaussian starts a problem are trained, by normalised steps that grow with ‖W‖. The choices
+    For each scale `starts` Gaussian starts a problem are trained by normalised steps of 0.05, or 2% of the start's size
+    where that is more: short enough to follow the gradient, long enough to leave the start behind. The choices
     are all T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every
     selected token has a higher score than its support tokens.
     """
@@ -117,8 +120,10 @@ def basins(
     repeated = data[torch.arange(data.B).repeat_interleave(starts)]
     share = data.X.new_zeros(len(spread), data.B, C)
     for k, scale in enumerate(spread.tolist()):
-        init = Gaussian(scale, seed=seed + k) if scale > 0 else "zero"
-        run = train(repeated, geometry, steps=steps, lr=Growing(), init=init, record=())
+        start = Gaussian(scale, seed=seed + k).draw(repeated.B, {"W": (data.d, data.e)})
+        size = geometry.dual_norm(geometry.mirror(start["W"])).median().item()
+        lr = max(LR, STRIDE * size)
+        run = train(repeated, geometry, steps=steps, lr=lr, init=start, record=(), compile=False)
         number = (run.tokens.flatten(1) * weights).sum(1).reshape(data.B, starts)
         share[k].scatter_add_(1, number, torch.ones_like(number, dtype=share.dtype))
     return Basins(choices, feasible, local, best, margin, spread, share / starts, starts)

@@ -26,7 +26,7 @@ class Counterexample:
     """One trial on which the hypotheses hold and the conclusion fails.
 
     `slack` is the conclusion's value in float64, `confirmed` those with `digits` digits after the same steps and after
-    sixteen times as many. `looked_at` instances were trained up to the hit, of slack `found`, that was then made simpler.
+    sixteen times as many. `looked_at` instances were trained up to the hit of slack `found`, which was then shrunk.
     """
 
     data: TokenData

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attsvm.data import LinearHead, TokenData
 
-FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 100.0, 1000.0)
+FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 32.0, 64.0, 100.0, 1000.0)
 """Numbers are multiplied by one of these before they are rounded."""
 
 
