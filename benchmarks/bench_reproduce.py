@@ -26,8 +26,7 @@ from bench_train import plain, rate
 
 from attsvm import sphere
 from attsvm.dynamics import _run
-from attsvm.experiments import CATALOG, Experiment
-from attsvm.experiments._store import read_provenance, read_stored
+from attsvm.experiments import CATALOG, Experiment, read_provenance, read_stored
 from attsvm.geometry import Lp
 from attsvm.svm import _solve
 

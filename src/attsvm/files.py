@@ -208,7 +208,7 @@ def read_json(path: PathLike, shape: Any = object, what: str = "JSON") -> Any:
             raise ValueError(f"it has {size:,} bytes, and {LARGEST_TEXT:,} are the most")
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: also bytes that are no UTF-8
-        raise AttsvmError(f"{path} is not readable {what}: {one_line(error)}") from error
+        raise AttsvmError(f"{path} cannot be read as {what}: {one_line(error)}") from error
     check_json(str(path), content, shape)
     return content
 

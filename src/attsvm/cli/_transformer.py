@@ -105,9 +105,7 @@ def fit_command(
 
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
-    from attsvm.transformer import Settings, fit, load_data
-    from attsvm.transformer._evaluate import best_epoch
-    from attsvm.transformer._fit import BEST
+    from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data
 
     as_device(device)
     for name in _given(context, _USED_BY):
@@ -190,7 +188,7 @@ def tokens_command(
 @app.command("attention")
 def attention_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of transformer fit, or results of pieces (.json).", show_default=False)
+        list[Path], typer.Argument(help="Folders of transformer fit, or kept results (.json).", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The .html page to write.")],
     tokenizer: TokenizerOption = None,
@@ -199,9 +197,9 @@ def attention_command(
     ] = False,
 ) -> None:
     """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    from attsvm.experiments.transformers import read_result
     from attsvm.models import TextTransformer
     from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
-    from attsvm.transformer._pieces import read_result
 
     probes = None if tokenizer is None else encode_probes(tokenizer)
     found: dict[str, Any] = {}
@@ -211,10 +209,8 @@ def attention_command(
         name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":
             if best:
-                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is the result of a piece.")
+                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is a kept result.")
             result = read_result(place)
-            if result is None:
-                raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
             if "probes" in result:
                 found[name] = result["probes"]
             else:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attsvm.errors import AttsvmError
 from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE)
 
@@ -45,6 +46,8 @@ def separation_figure(X: np.ndarray, Z: np.ndarray, solutions: Sequence[Solution
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
         ax.set_title(f"{solution.name}:  ‖W‖ = {solution.norm:.4f}\nW = [{entries}]")
+    from matplotlib.lines import Line2D
+
     key = [
         Line2D([], [], marker="*", ls="", ms=11, mfc="white", mec="black", label="selected token"),
         Line2D([], [], marker="o", ls="", mfc="grey", mec="grey", label="other token"),

@@ -39,6 +39,7 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         link=link,
         svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
         runs=runs,
+        own=any(not section.experiment.paper for section in sections),
     )
     write_page(out, page)
 
