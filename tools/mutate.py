@@ -47,9 +47,7 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        number = (
-            isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value not in (True, False)
-        )
+        number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
         twin = isinstance(node, ast.Attribute) and node.attr in TWINS
         compared = isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS
         combined = isinstance(node, ast.BinOp) and type(node.op) in OPERATORS
@@ -98,9 +96,8 @@ def survives(path: Path, number: int, timeout: float) -> tuple[bool, str]:
         environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         try:
-            passed = (
-                subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=timeout).returncode == 0
-            )
+            result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=timeout)
+            passed = result.returncode == 0
         except subprocess.TimeoutExpired:
             passed = False
     return passed, f"{path.relative_to(ROOT)}:{line}  {words}"
