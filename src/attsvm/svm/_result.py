@@ -33,8 +33,8 @@ class MaxMargin:
     and A'λ = 0 but for their rounding. `support` (B, Q, R) marks the rows at the margin.
 
     What is certain, for the real numbers that the float64 numbers are (and for tokens, not for their rounded
-    differences): every inequality ⟨a ⊗ z, W⟩ ≥ b holds; every equality holds to `violation` (B,), which is 0 where there
-    are none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities
+    differences): every inequality ⟨a ⊗ z, W⟩ ≥ b holds; every equality holds to `violation` (B,), which is 0 where
+    there are none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities
     `lower` ≤ optimal norm ≤ `upper`; with equalities `upper` is the norm of a W that is off by the violation.
     An infeasible instance is proved to be so. All rounding of the certificates is accounted for.
     """
