@@ -286,7 +286,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["--data", str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
         (["--data", str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
         (["--data", str(tmp_path / "none.parquet"), *found], "is not a file"),
-        (["--data", str(torch_file)], "must be a data file"),
+        (["--data", str(torch_file)], "must hold token numbers or pixels"),
         (["--data", "synthetic", "--p", "1"], "p must be above 1"),
         (["--data", "synthetic", "--heads", "3"], "width must be a multiple of heads"),
         (
@@ -325,7 +325,7 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     assert metrics["epoch"].to_pylist() == [1]
     assert 0 <= metrics["test_accuracy"][0].as_py() <= 1
     other = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "adamw", out=tmp_path / "run")
-    assert "checkpoint of another run" in str(other.exception)
+    assert "holds another run" in str(other.exception)
     seen = fit_command("--data", "tiny-images", "--heads", "2", out=tmp_path / "images")
     assert seen.exit_code == 0, seen.output
     lost = fit_command(

@@ -24,6 +24,7 @@ from attsvm.experiments import CATALOG
 from attsvm.experiments import _transformers as shared
 from attsvm.experiments._experiment import Rows
 from attsvm.experiments._transformers import chosen_accuracy, interval, sign_flip_test
+from attsvm.tokenizers import open_tokenizer
 from attsvm.transformer import (
     Settings,
     encode_probes,
@@ -34,7 +35,6 @@ from attsvm.transformer import (
     save_data,
     synthetic_sentiment,
 )
-from attsvm.transformer._load import open_tokenizer
 from attsvm.transformer._pieces import Piece, find_piece, run_piece, write_piece
 
 SMALL = Settings("adamw", lr=1e-3, sizes={"width": 12, "hidden": 12, "layers": 1, "length": 32}, batch=16, epochs=2)

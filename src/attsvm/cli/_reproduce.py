@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from attsvm.checks import as_device
@@ -16,6 +14,7 @@ from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 from attsvm.files import make_folder
+from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
     from attsvm.experiments import Batch, Experiment
@@ -67,8 +66,16 @@ def reproduce_command(
         workers = 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
     make_folder(out)
-    with _Bar(not quiet, [batch for experiment in chosen for batch in experiment.batches(quick, device)]) as bar:
-        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=bar.advance)
+    batches = [batch for experiment in chosen for batch in experiment.batches(quick, device)]
+    done: list[Batch] = []
+    with progress_bar(not quiet, 0, sum(batch.cost for batch in batches), "reproduce") as tell:
+
+        def report(batch: Batch) -> None:
+            done.append(batch)
+            words = f"{batch.experiment.id:12} {len(done)} of {len(batches)} batches"
+            tell(sum(batch.cost for batch in done), words)
+
+        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=report)
     for line in left_out:
         console().print(line, highlight=False)
     waiting = _unfinished(chosen, out)
@@ -121,32 +128,3 @@ def _judge(experiments: list[Experiment], out: Path) -> bool:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Bar:
-    """Batches done, and the time left by their expected cost."""
-
-    def __init__(self, wanted: bool, batches: list[Batch]) -> None:
-        total = sum(batch.cost for batch in batches)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
-        self.progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not wanted
-        )
-        self.number, self.done = len(batches), 0
-        self.task = self.progress.add_task("reproduce", total=total, count=self._count())
-
-    def _count(self) -> str:
-        return f"{self.done} of {self.number} batches"
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def advance(self, batch: Batch) -> None:
-        self.done += 1
-        self.progress.update(
-            self.task, advance=batch.cost, description=f"{batch.experiment.id:12}", count=self._count()
-        )

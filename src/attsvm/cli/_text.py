@@ -13,11 +13,11 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
     from attsvm.text import AttentionTextClassifier
@@ -46,14 +46,24 @@ def fit_command(
     test: Annotated[
         float, typer.Option(min=0, max=0.9, help="Part held out to measure the accuracy; 0 fits to everything.")
     ] = 0.1,
-    ngrams: Annotated[int, typer.Option(min=1, max=8, help="2 adds pairs of neighbouring words.")] = 1,
-    min_texts: Annotated[
-        int | None, typer.Option(min=1, help="Leave out words in fewer texts; 1 or 2 by size if not given.")
+    ngrams: Annotated[
+        int | None, typer.Option(min=1, max=8, help="2 adds pairs of neighbouring words; chosen if not given.")
     ] = None,
+    min_texts: Annotated[
+        int | None, typer.Option(min=1, help="Leave out words in fewer texts; chosen if not given.")
+    ] = None,
+    characters: Annotated[
+        int, typer.Option(min=0, max=8, help="Longest part of a word that counts by itself, such as 4; 0 for none.")
+    ] = 0,
     penalty: Annotated[
         float | None, typer.Option(help="Of the directions; chosen by early stopping if not given.")
     ] = None,
-    importance: Annotated[float, typer.Option(help="Size of log-attention; larger: fewer words take more.")] = 0.5,
+    importance: Annotated[
+        float | None, typer.Option(help="Size of log-attention; larger: fewer words take more; chosen if not given.")
+    ] = None,
+    rarity: Annotated[
+        float | None, typer.Option(help="From 0 to 1: how much more frequent words cost; chosen if not given.")
+    ] = None,
     p: Annotated[float, typer.Option("--p", help="Geometry of the penalty; near 1 few words carry the model.")] = 2.0,
     balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
     stop_words: Annotated[bool, typer.Option("--stop-words", help="Leave out English stop words.")] = False,
@@ -81,6 +91,8 @@ def fit_command(
         min_texts=min_texts,
         penalty=penalty,
         importance=importance,
+        rarity=rarity,
+        characters=characters,
         p=p,
         class_weight="balanced" if balanced else None,
         tokenizer=WordTokenizer(stop, stem)
@@ -93,14 +105,15 @@ def fit_command(
         held = _held_out(labels, test, seed)
         held_out = ([one for one, away in zip(texts, held) if away], labels[held])
         texts, labels = [one for one, away in zip(texts, held) if not away], labels[~held]
-    with _Spinner(not quiet) as spinner:
-        model._fit(texts, labels, None, spinner.say)
+    with progress_bar(not quiet, 0, None, "starting") as tell:
+        model._fit(texts, labels, None, lambda stage, n: tell(n, f"{stage}, iteration {n}" if n else stage))
     model.text_column_ = text
     model.save(out)
     output = console()
     output.print(
         f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
+        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
         + f"; model in {out}",
         highlight=False,
         markup=False,
@@ -124,7 +137,7 @@ def predict_command(
     """Add the columns `predicted` and `probability` to a table of texts."""
     import pyarrow as pa
 
-    from attsvm.text import _tables as tables
+    from attsvm import tables
 
     classifier = _load(model)
     names = [text or classifier.text_column_ or "text", text or "text"]
@@ -199,7 +212,7 @@ def words_command(
     if out is not None:
         import pyarrow as pa
 
-        from attsvm.text._tables import write_table
+        from attsvm.tables import write_table
 
         columns: dict[str, Any] = {"word": words.word, "importance": words.importance, "texts": words.texts}
         columns |= {f"direction {label}": words.direction[:, k] for k, label in enumerate(words.classes.tolist())}
@@ -286,25 +299,3 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
 
 def _plural(things: list[str], name: str) -> str:
     return name if len(things) == 1 else f"{name}s"
-
-
-class _Spinner:
-    """What is being done, on standard error."""
-
-    def __init__(self, wanted: bool) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        terminal = Console(stderr=True)
-        self.progress = Progress(
-            *columns, console=terminal, disable=not (wanted and terminal.is_terminal), transient=True
-        )
-        self.task = self.progress.add_task("", total=None)
-
-    def __enter__(self) -> _Spinner:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def say(self, stage: str, iteration: int) -> None:
-        self.progress.update(self.task, description=f"{stage}, iteration {iteration}" if iteration else stage)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attsvm.checks import as_device
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
+from attsvm.progress import Tell, progress_bar
 
 if TYPE_CHECKING:
     from attsvm.transformer import Progress as Reached
@@ -138,10 +137,10 @@ def fit_command(
     )
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
-    bar = _Bar(speaks and not quiet, epochs, "tokens" if loaded.kind == "text" else "images")
-    with bar, asked_to_stop() as enough:
+    with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
+        report = _told(tell, epochs, "tokens" if loaded.kind == "text" else "images")
         fitted = fit(
-            loaded, settings, device=device, out=out, stop=enough.is_set, report=bar.update, accelerator=accelerator
+            loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
         )
     if fitted.stopped == "interrupted":
         typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
@@ -264,32 +263,15 @@ def _accelerator(device: str) -> Any:
     return Accelerator(cpu=device == "cpu")
 
 
-class _Bar:
+def _told(tell: Tell, epochs: int, unit: str) -> Callable[[Reached], None]:
     """Epochs done, throughput, the last accuracies, and the time left at most (the stopping rule may come first)."""
 
-    def __init__(self, wanted: bool, epochs: int, unit: str) -> None:
-        self.epochs, self.unit = epochs, unit
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[last]}"))
-        self.progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not wanted
-        )
-        self.task = self.progress.add_task("starting", total=epochs, last="")
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def update(self, reached: Reached) -> None:
-        last = f"{reached.rate:,.0f} {self.unit}/s"
+    def report(reached: Reached) -> None:
+        more = f"{reached.rate:,.0f} {unit}/s"
         if reached.history:
             row = reached.history[-1]
-            last += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
-        self.progress.update(
-            self.task,
-            completed=reached.epoch + reached.batch / reached.batches,
-            description=f"epoch {reached.epoch + 1} of at most {self.epochs}",
-            last=last,
-        )
+            more += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
+        done = reached.epoch + reached.batch / reached.batches
+        tell(done, f"epoch {reached.epoch + 1} of at most {epochs}", more)
+
+    return report

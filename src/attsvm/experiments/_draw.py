@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attsvm.plots._common import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
+from attsvm.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
 
 __all__ = [
     "BLUE",

@@ -90,7 +90,7 @@ def solve(
             upper=answer.upper * scale,
             violation=_largest(answer.violation * row_norm) * scale,
             support=support.reshape(shape),
-            status=answer.status,
+            codes=answer.status,
             iterations=answer.iterations,
         )
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from attsvm.text._classifier import AttentionTextClassifier
 
 _FORMAT = "attsvm text classifier 1"
-_SETTINGS = ("ngrams", "min_texts", "penalty", "importance", "p", "validation_fraction", "max_iter", "tol", "verbose")
+_SETTINGS = (
+    *("ngrams", "min_texts", "penalty", "importance", "rarity", "characters", "p"),
+    *("validation_fraction", "max_iter", "tol", "verbose"),
+)
 _PIECES = "tokenizer.json"
 
 
@@ -44,8 +47,10 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "penalty": model.penalty_,
         "path": [vars(step) for step in model.path_],
         "iterations": model.n_iter_,
+        "chosen": model.chosen_,
         "levels": features.levels,
         "words": features.words,
+        "parts": features.parts,
     }
     arrays = {
         "importance": attention.a,
@@ -83,7 +88,9 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         model = cls(**settings, tokenizer=tokenizer if tokenizer != WordTokenizer() else None)
         model.attention_ = Attention(arrays["importance"], arrays["direction"], arrays["bias"], content["cls"])
         levels = tuple(content["levels"])
-        model.features_ = Features(content["words"], arrays["prefix"], arrays["last"], levels)
+        parts = content.get("parts", [])  # which older models have not
+        model.features_ = Features(content["words"], arrays["prefix"], arrays["last"], levels, parts)
+        model.chosen_ = content.get("chosen", {})
         model.texts_, model.tokenizer_ = arrays["texts"], tokenizer
         model.classes_ = np.array(content["classes"]["values"], dtype=content["classes"]["dtype"])
         model.penalty_, model.n_iter_ = content["penalty"], content["iterations"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attsvm import pages
 from attsvm._version import __version__
-from attsvm.errors import AttsvmError
-from attsvm.files import atomic_path
+from attsvm.text._tokenizers import visible
 
 if TYPE_CHECKING:
     from attsvm.text._explain import Explanation, Words
@@ -23,20 +21,22 @@ _STRONG = 2.0
 
 def write_page(explanations: Sequence[Explanation], path: Path) -> None:
     """A whole page."""
-    page = _template("page.html").render(texts=[_text(one) for one in explanations], version=__version__)
-    with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")
+    texts = [_text(one) for one in explanations]
+    pages.write_page(path, pages.render("text/templates/page.html", texts=texts, version=__version__))
 
 
 def explanations_html(explanations: Sequence[Explanation]) -> str:
     """A fragment for a notebook."""
-    return _template("explanations.html").render(texts=[_text(one) for one in explanations])
+    return pages.render("text/templates/explanations.html", texts=[_text(one) for one in explanations])
 
 
 def words_html(words: Words, count: int = 20) -> str:
     """The top words of every class, as a fragment."""
-    tops = [{"label": label, "rows": words.top(label, count)} for label in words.classes.tolist()]
-    return _template("words.html").render(tops=tops)
+    tops = [
+        {"label": label, "name": visible(str(label)), "rows": words.top(label, count)}
+        for label in words.classes.tolist()
+    ]
+    return pages.render("text/templates/words.html", tops=tops)
 
 
 def _text(one: Explanation) -> dict[str, Any]:
@@ -45,30 +45,28 @@ def _text(one: Explanation) -> dict[str, Any]:
     unit = max([abs(share) for _, _, share in one.spans] + [abs(c) for c in one.contribution] + [_STRONG / 4])
     pieces, end = [], 0
     for start, stop, share in one.spans:
-        pieces.append({"text": one.text[end:start], "share": None})
+        pieces.append({"text": visible(one.text[end:start]), "share": None})
         pieces.append({"text": one.text[start:stop], "share": share, "strength": _strength(share, unit)})
         end = stop
-    pieces.append({"text": one.text[end:], "share": None})
+    pieces.append({"text": visible(one.text[end:]), "share": None})
+    columns = (one.words, one.attention, one.direction, one.contribution, one.effect, one.opposed)
     rows = [
-        {"word": word, "attention": a, "direction": d, "contribution": c, "strength": _strength(c, unit)}
-        for word, a, d, c in list(zip(one.words, one.attention, one.direction, one.contribution))[:_ROWS]
+        {"word": w, "attention": a, "direction": d, "contribution": c, "effect": e, "opposed": o}
+        | {"strength": _strength(c, unit)}
+        for w, a, d, c, e, o in list(zip(*columns))[:_ROWS]
     ]
     rest = float(one.contribution[_ROWS:].sum())
-    return {"one": one, "pieces": pieces, "rows": rows, "rest": rest, "hidden": max(0, len(one.words) - _ROWS)}
+    hidden = max(0, len(one.words) - _ROWS)
+    return {
+        "one": one,
+        "label": visible(str(one.label)),
+        "pieces": pieces,
+        "rows": rows,
+        "rest": rest,
+        "hidden": hidden,
+        "opposed": any(one.opposed[:_ROWS]),
+    }
 
 
 def _strength(contribution: float, unit: float) -> str:
     return f"{min(1.0, abs(contribution) / unit):.3f}"
-
-
-@cache
-def _template(name: str) -> Any:
-    try:
-        from jinja2 import DictLoader, Environment
-    except ImportError as error:
-        raise AttsvmError("HTML needs jinja2: pip install 'attsvm[text]'.") from error
-    folder = files("attsvm.text").joinpath("templates")
-    sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
-    return Environment(loader=DictLoader(sources), autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
-        name
-    )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.files import clear_leftovers, make_folder
+from attsvm.files import clear_leftovers, make_folder, one_line
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Batch, Data
@@ -228,9 +228,12 @@ class _Run:
         return self.accelerator.gather(own.to(self.device)[None]).cpu()
 
     def _set_rng(self, states: dict[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"][self.rank].clone())
-        if "cuda" in states and self.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+        try:
+            torch.set_rng_state(states["cpu"][self.rank].clone())
+            if "cuda" in states and self.device.type == "cuda":
+                torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+        except (LookupError, TypeError, RuntimeError) as error:
+            raise AttsvmError(f"{self.path} has random states that cannot be restored: {one_line(error)}") from error
 
 
 def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -> nn.Module:
@@ -252,18 +255,28 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
     if not all(tensor.isfinite().all() for tensor in weights.values()):
         instead = "take its best weights (best=True, --best)" if other.is_file() else "train with a smaller lr"
         raise AttsvmError(f"{path} has weights that are not finite, since its run diverged: {instead}.")
-    identity = described["identity"]
+    try:
+        return _rebuilt(described["identity"], weights).eval()
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise AttsvmError(f"{path} has weights that do not fit its settings: {one_line(error)}") from error
+
+
+def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+    """The model that the weights are of; no memory is taken for one that they are not of."""
     sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
-    if identity["model"] == "text":  # two classes have one score
-        sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
-        model: nn.Module = TextTransformer(**sizes)
-    else:
-        patch = sizes.get("patch", 4)
-        side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
-        channels = weights["embed.weight"].shape[1] // patch**2
-        model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
-    model.load_state_dict(weights)
-    return model.eval()
+    if int(sizes.get("layers", 1)) > len(weights):
+        raise ValueError(f"there are {len(weights)} weights for {sizes['layers']} layers")
+    with torch.device("meta"):
+        if identity["model"] == "text":  # two classes have one score
+            sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
+            model: nn.Module = TextTransformer(**sizes)
+        else:
+            patch = sizes.get("patch", 4)
+            side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
+            channels = weights["embed.weight"].shape[1] // patch**2
+            model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def _folder(out: str | Path) -> Path:

@@ -9,13 +9,13 @@ import torch
 
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import assumption_b2, assumption_c, is_globally_optimal, is_locally_optimal, misalignment
-from attsvm.diagnostics._landscape import scaled_gradient
 from attsvm.dynamics import Gaussian, train
 from attsvm.experiments._arrays import array, limit
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Frobenius
+from attsvm.objective import scaled_gradient
 
 STEPS = 3000
 LOGITS, LEAN, LOCAL_LR = 1000.0, 0.1, 1.0
@@ -84,7 +84,7 @@ def _counter_example(trials: range) -> TokenData:
 def _diverges(data: TokenData, trials: range) -> Columns:
     """Is ⟨∇L(W), W_mm⟩ < 0 at random W of all sizes (so that none is stationary), and does ‖W‖ grow?"""
     solution = limit(data, data.optimal_tokens(), "l2")
-    draw = Gaussian(1.0, seed=3, trials=trials).draw(data.B, {"W": (data.d, data.e)})["W"].to(data.X)
+    draw = Gaussian(1.0, seed=3).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
     slopes = [(scaled_gradient(data, size * draw)[0] * solution.W).sum((1, 2)) for size in (0.01, 0.1, 1.0, 10.0)]
     norm = train(data, "l2", steps=STEPS, normalize=False, record=("norm",), at=[STEPS // 10, STEPS]).records["norm"]
     outcome = (torch.stack(slopes) < 0).all(0) & (norm[-1] > 1.1 * norm[0])
@@ -108,7 +108,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(1 if case in (ONE, NEARLY) else 4, 5, 5, trials=trials, seed=0, min_score_gap=0.1).to(device)
     if case in (DIVERGES, ONE, NEARLY, EQUAL[0], EQUAL_ZERO):
         data = _equal_scores(data)
-    init: Any = Gaussian(1.0, seed=1, trials=trials) if case in (ONE, NEARLY, *EQUAL) else "zero"
+    init: Any = Gaussian(1.0, seed=1) if case in (ONE, NEARLY, *EQUAL) else "zero"
     lr, applies = 0.1, array(assumption_b2(data).holds)
     if case == DIVERGES:
         return _diverges(data, trials)
@@ -123,7 +123,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
         tokens[:, 0, 0] = data.scores()[:, 0, 0].topk(2).indices[:, 1]
         start = limit(data, tokens, "l2")
         applies = array(is_locally_optimal(data, tokens, start))
-        noise = Gaussian(1.0, seed=2, trials=trials).draw(data.B, {"W": (data.d, data.e)})["W"].to(data.X)
+        noise = Gaussian(1.0, seed=2).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
         # The cone of the theorem is as narrow as the tokens that are no support tokens lie close behind those.
         gap = _gap(data, tokens, start.W)[:, None, None]
         init = {"W": LOGITS / gap * (start.W.nan_to_num(nan=1.0) + LEAN * gap * Frobenius().unit(noise))}

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from attsvm import LinearHead, MLPHead, QuadraticHead, TokenData, sphere
-from attsvm.dynamics._lanes import Lanes, trial_first, trial_last
-from attsvm.dynamics._losses import LOSSES
-from attsvm.dynamics._step import gradients
+from attsvm.objective import LOSSES, Lanes, gradients, trial_first, trial_last
 
 NORMS = (0.1, 1.0, 100.0, 1e4, 1e5)
 N, T, D, E, K = 3, 4, 3, 2, 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attsvm import AttsvmError, LinearHead, Lp, QuadraticHead, TokenData, att_svm, example2, figure1, solve, sphere
 from attsvm.diagnostics import is_locally_optimal
-from attsvm.dynamics import RegularizationPath, regularization_path
+from attsvm.paths import RegularizationPath, regularization_path
 
 RADII = [0.3, 3.0, 30.0, 300.0, 3000.0]
 

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.diagnostics._measures import has_divergence
 from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
-from attsvm.diagnostics._theorems import Conditions
-from attsvm.geometry import Geometry, Lp
+from attsvm.diagnostics._theorems import Conditions, applicability
+from attsvm.frames import frame, text_table
+from attsvm.geometry import Geometry
+from attsvm.pages import html_table
 from attsvm.svm import Status
 
 
@@ -20,10 +23,10 @@ from attsvm.svm import Status
 class HeadVerdict:
     """The head v of a joint run against the ℓp-SVM of the selected tokens; (B,) each."""
 
-    status: Tensor
+    status: list[Status]
     norm_mm: Tensor
     misalignment: Tensor
-    bregman: Tensor
+    error: Tensor
     norm: Tensor
 
 
@@ -48,6 +51,7 @@ class Verdict:
     reached              error within tol, and tokens locally optimal (or composite and decided)
     head                 of joint runs
     conditions           by theorem and condition: does it hold?
+    at, errors (R, B)    recorded steps (R,) and direction errors to W_mm there
     rate                 decay of the direction error over the recorded W
     step_convexity       largest η D_L/D_ψ of the recorded steps; ψ − ηL was convex enough where it is ≤ 1
     signature            `Signature`
@@ -62,7 +66,7 @@ class Verdict:
     composite: Tensor
     decided: Tensor
     finite: Tensor
-    status: Tensor
+    status: list[Status]
     W_mm: Tensor
     norm_mm: Tensor
     globally_optimal: Tensor
@@ -77,6 +81,8 @@ class Verdict:
     reached: Tensor
     head: HeadVerdict | None
     conditions: Conditions
+    at: Tensor
+    errors: Tensor
     rate: Rate
     step_convexity: Tensor
     signature: Tensor
@@ -89,7 +95,7 @@ class Verdict:
 
     @property
     def error_name(self) -> str:
-        return "directional Bregman divergence" if isinstance(self.geometry, Lp) else "1 - correlation"
+        return "directional Bregman divergence" if has_divergence(self.geometry) else "1 - correlation"
 
     @property
     def theorems(self) -> dict[str, Tensor]:
@@ -118,7 +124,7 @@ class Verdict:
             "median directional Bregman divergence": _median(self.bregman),
             "median margin ratio": _median(self.margin_ratio),
             "median norm": _median(self.norm),
-            "feasible": int((self.status == Status.SOLVED).sum()),
+            "feasible": self.status.count(Status.SOLVED),
             "globally optimal": int(self.globally_optimal.sum()),
             "locally optimal": int(self.locally_optimal.sum()),
             "composing several tokens": int(self.composite.sum()),
@@ -139,9 +145,9 @@ class Verdict:
         }
         if self.head is not None:
             result["head"] = {
-                "feasible": int((self.head.status == Status.SOLVED).sum()),
+                "feasible": self.head.status.count(Status.SOLVED),
                 "median misalignment": _median(self.head.misalignment),
-                "median directional Bregman divergence": _median(self.head.bregman),
+                "median directional Bregman divergence": _median(self.head.error),
             }
         if bool(self.composite.any()):
             result["median misalignment with W_svmeq"] = _median(self.svmeq_misalignment)
@@ -167,21 +173,64 @@ class Verdict:
             "step_convexity": self.step_convexity,
         }
         if self.head is not None:
-            numbers |= {"v_misalignment": self.head.misalignment, "v_bregman": self.head.bregman}
+            numbers |= {"v_misalignment": self.head.misalignment, "v_error": self.head.error}
         columns = {name: [_plain(x) for x in tensor.tolist()] for name, tensor in numbers.items()}
         theorems = {name: holds.tolist() for name, holds in self.theorems.items()}
-        tokens, status, signature = self.tokens.tolist(), self.status.tolist(), self.signature.tolist()
+        tokens, signature = self.tokens.tolist(), self.signature.tolist()
         return [
             {
                 "trial": b,
                 "tokens": tokens[b],
-                "svm": Status(status[b]).name.lower().replace("_", " "),
+                "svm": str(self.status[b]),
                 **{name: column[b] for name, column in columns.items()},
                 "signature": Signature(signature[b]).label,
                 "theorems": [name for name, holds in theorems.items() if holds[b]],
             }
             for b in range(len(self))
         ]
+
+    def table(self) -> list[tuple[str, str]]:
+        """The verdict in words: what is predicted, what came, under which theorem, and what to do."""
+        summary, trials = self.summary(), len(self)
+        rows = [
+            ("predicted limit", summary["limit"]),
+            ("reached", f"{summary['reached']} of {trials} ({self.error_name} ≤ {self.tol:g})"),
+        ]
+        rows += [(key, _number(summary[key])) for key in _NUMBERS]
+        rows += [(f"tokens {key}", f"{summary[key]} of {trials}") for key in _COUNTS]
+        power = summary["rate"]["median power of k"]
+        rows.append(("rate", _number(power, "error ~ k^{:.2f} over the last half (in log k)")))
+        if self.head is not None:
+            rows.append(("v: median direction error", _number(_median(self.head.error))))
+        rows += applicability(self.conditions).items()
+        for signature, count in summary["signatures"].items():
+            if signature != Signature.REACHED.label:
+                rows.append((signature, f"{count} of {trials}: {summary['advice'][signature]}"))
+        return rows
+
+    @property
+    def title(self) -> str:
+        return f"Verdict on {len(self)} trials after {self.steps} steps"
+
+    def __str__(self) -> str:
+        return text_table(self.title, self.table())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.table(), caption=self.title)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the direction error over the recorded steps with the tolerance; returns matplotlib axes."""
+        from attsvm.plots import draw_curves
+
+        title = f"{self.parameterization} → {self.geometry.name} SVM: {int(self.reached.sum())} of {len(self)} reached"
+        ax = draw_curves(ax, self.at, {"": self.errors}, xlabel="step", ylabel=self.error_name, log=True, title=title)
+        ax.axhline(self.tol, color="grey", ls=":", lw=1)
+        return ax
+
+    def to_dataframe(self) -> Any:
+        """A row for every trial: pandas if it is installed, else a pyarrow table."""
+        rows = self.rows()
+        return frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {"trial": []})
 
     def to_json(self, indent: int | None = 2) -> str:
         """Summary and trials as JSON, null where a number is not known or not finite."""
@@ -196,6 +245,14 @@ class Verdict:
             f"Verdict({self.parameterization} → {self.geometry.name} SVM: {int(self.reached.sum())} of {len(self)} "
             f"trials reached{rest}; median {self.error_name} {error} after {self.steps} steps)"
         )
+
+
+_NUMBERS = ("median direction error", "largest direction error", "median margin ratio", "median norm")
+_COUNTS = ("feasible", "globally optimal", "locally optimal")
+
+
+def _number(value: float | None, words: str = "{:.3g}") -> str:
+    return "–" if value is None else words.format(value)
 
 
 def _plain(x: float | int | bool) -> float | int | bool | None:

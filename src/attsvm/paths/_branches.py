@@ -12,12 +12,10 @@ from torch import Tensor
 
 from attsvm.data import TokenData
 from attsvm.diagnostics import separation
-from attsvm.dynamics._init import Shapes
-from attsvm.dynamics._lanes import Lanes, trial_first, trial_last
-from attsvm.dynamics._losses import Loss
-from attsvm.dynamics._sphere import TIED, Point, Value, from_inside, in_ball, point
-from attsvm.dynamics._step import Blocks, attend, combined, gradients
+from attsvm.dynamics import Shapes
 from attsvm.geometry import Lp
+from attsvm.objective import Blocks, Lanes, Loss, attend, combined, gradients, trial_first, trial_last
+from attsvm.paths._sphere import TIED, Point, Value, from_inside, in_ball, point
 
 Bounds = dict[str, list[float]]
 Report = Callable[[float], None]

@@ -30,7 +30,7 @@ _MISSING = {"", "NA", "N/A", "nan", "NaN", "NULL", "null", "None"}
 """How a .csv writes a number, and that there is none."""
 
 
-class Texts(NamedTuple):
+class TextTable(NamedTuple):
     """Texts, and their labels if the table has such a column."""
 
     texts: list[str]
@@ -44,7 +44,7 @@ def read_texts(
     label: str | None = "label",
     split: str | None = None,
     encoding: str = "utf-8",
-) -> Texts:
+) -> TextTable:
     """Texts and labels of a table.
 
     Args:
@@ -55,7 +55,7 @@ def read_texts(
         encoding: of a text file.
     """
     table = read_table(source, text=text, encoding=encoding, split=split)
-    return Texts(text_column(table, text, source), None if label is None else label_column(table, label, source))
+    return TextTable(text_column(table, text, source), None if label is None else label_column(table, label, source))
 
 
 def read_table(source: str | Path, *, text: str, encoding: str = "utf-8", split: str | None = None) -> pa.Table:

@@ -11,11 +11,11 @@ from torch import Tensor
 from attsvm.checks import as_count, as_float, as_real, check_real, describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import direction_error
-from attsvm.dynamics._branches import Cone, Solver, global_branch, local_branch
-from attsvm.dynamics._losses import Loss, as_loss
-from attsvm.dynamics._train import _block_names, _geometries, _shapes
+from attsvm.dynamics import block_names, block_shapes, geometries
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp
+from attsvm.objective import as_loss
+from attsvm.paths._branches import Cone, Solver, global_branch, local_branch
 from attsvm.progress import progress_bar
 from attsvm.svm import MaxMargin, att_svm, head_svm, solve
 
@@ -63,6 +63,14 @@ class RegularizationPath:
     head_limit: MaxMargin | None
     tokens: Tensor
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the distance to the limit over the radius, median and band over trials; returns matplotlib axes."""
+        from attsvm.plots import draw_curves
+
+        curves = {"W": self.distance} | ({} if self.head_distance is None else {"v": self.head_distance})
+        title = f"{self.parameterization} path to the {self.geometry.name} SVM, {self.data.B} trials"
+        return draw_curves(ax, self.radii, curves, xlabel="radius", ylabel="distance", log=True, title=title)
+
     def __len__(self) -> int:
         return len(self.radii)
 
@@ -76,11 +84,11 @@ class RegularizationPath:
 @torch.no_grad()
 def regularization_path(
     data: TokenData,
-    geometry: Geometry | str = "l2",
+    geometry: Geometry | str | float = "l2",
     parameterization: str = "W",
     *,
     radii: Sequence[float],
-    loss: str | Loss = "logistic",
+    loss: Any = "logistic",
     tokens: Any | None = None,
     cone_epsilon: float | None = None,
     m: int | None = None,
@@ -113,8 +121,8 @@ def regularization_path(
     steps_per_radius  Newton steps at most (for a joint path rounds of them, v and W in turn)
     tol               stationarity to reach
     """
-    names = _block_names(data, parameterization)
-    limit_geometry, ball = _geometries(geometry, parameterization)
+    names = block_names(data, parameterization)
+    limit_geometry, ball = geometries(geometry, parameterization)
     if not isinstance(ball, Lp):
         raise AttsvmError(f"geometry must be an ℓp norm unless (K, Q) is trained, but got {limit_geometry!r}.")
     data = data.to(dtype=torch.float64)
@@ -130,7 +138,7 @@ def regularization_path(
         data=data,
         loss=as_loss(loss),
         ball=ball,
-        shapes=_shapes(data, names, m),
+        shapes=block_shapes(data, names, m),
         tol=as_real("tol", tol, least=0),
         steps=as_count("steps_per_radius", steps_per_radius),
     )
