@@ -8,6 +8,9 @@ import torch
 
 from attsvm import AttsvmError, LinearHead, Lp, MLPHead, Nuclear, TokenData, att_svm, solve, sphere
 from attsvm.dynamics import QUANTITIES, Gaussian, Growing, MirrorDescent, Near, Trajectory, train
+from attsvm.dynamics._compile import wants_compiled
+from attsvm.dynamics._step import Method
+from attsvm.objective import LOSSES
 
 MODELS = [("W", "l2"), ("W", "l1.75"), ("W", "l3"), ("W", "nuclear"), ("KQ", "nuclear"), ("joint", "l1.5")]
 
@@ -97,16 +100,54 @@ def test_resumed_run_has_the_same_bits(data: TokenData, tmp_path, parameterizati
         assert same(whole, train(loaded.data, geometry, parameterization, steps=60, resume=loaded, **options))
 
 
-@pytest.mark.parametrize(("parameterization", "geometry"), MODELS)
-def test_trials_do_not_meet(data: TokenData, parameterization: str, geometry: str):
-    lr = 0.1 if (parameterization, geometry) == ("W", "nuclear") else Growing()
-    options = {"steps": 50, "lr": lr, "record": ["loss", "W", "log_rest"]}
-    together = train(data, geometry, parameterization, init=Gaussian(0.3), **options)
-    alone = train(data[[17]], geometry, parameterization, init=Gaussian(0.3), **options)
-    # Bit for bit, but for LAPACK's singular value decomposition, which is not called for all trials alike.
-    tolerance = 1e-12 if geometry == "nuclear" else 0.0
-    for name, x in alone.records.items():
-        assert torch.allclose(x[:, 0], together.records[name][:, 17], rtol=tolerance, atol=0)
+BATCHES = {"alone": ([17], 0), "2": (slice(16, 18), 1), "16": (slice(2, 18), 15), "17": (slice(1, 18), 16)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("parameterization", "geometry"), [("W", "l1.1"), *MODELS])
+def test_trials_do_not_meet(parameterization: str, geometry: str, dtype: torch.dtype):
+    check_trials_do_not_meet(parameterization, geometry, dtype, compile=False)
+
+
+def check_trials_do_not_meet(parameterization: str, geometry: str, dtype: torch.dtype, compile: bool):
+    """Trial 17 has the same bits alone and in any batch; but for LAPACK's decompositions in the nuclear geometry."""
+    many = sphere(3, 4, 5, trials=500 if compile else 100, seed=1).to(dtype=dtype)
+    options = {"steps": 40, "record": ["loss", "W", "log_rest"], "init": Gaussian(0.3), "compile": compile}
+    together = train(many, geometry, parameterization, **options)
+    for trials, place in BATCHES.values():
+        some = train(many[trials], geometry, parameterization, **options)
+        pairs = [(some.W[place], together.W[17])]
+        pairs += [(x[:, place], together.records[name][:, 17]) for name, x in some.records.items()]
+        for mine, theirs in pairs:
+            if (parameterization, geometry) == ("W", "nuclear"):
+                torch.testing.assert_close(mine, theirs, rtol=1e3 * torch.finfo(dtype).eps, atol=1e-6)
+            else:
+                assert torch.equal(mine, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("parameterization", "geometry"), [("W", "l1.1"), ("W", "l2"), ("KQ", "nuclear")])
+def test_compiled_trials_do_not_meet(parameterization: str, geometry: str, dtype: torch.dtype):
+    check_trials_do_not_meet(parameterization, geometry, dtype, compile=True)
+
+
+def test_whether_a_run_is_compiled_does_not_depend_on_the_batch(data: TokenData):
+    method = Method(MirrorDescent(), LOSSES["logistic"], growing=False)
+    for steps in (100, 10**6):
+        assert wants_compiled(data, method, steps) == wants_compiled(data[:1], method, steps)
+
+
+def test_long_steps_near_p_1_are_chaotic_and_short_ones_are_not():
+    """Why last bits matter for ℓ1.1: relative changes of W(0) of 1e-10 grow, however exact the arithmetic is."""
+    data = sphere(6, 8, 10, trials=20, seed=0)
+    W = Gaussian(0.3).draw(data.trials, {"W": (10, 10)})["W"]
+    growth = {}
+    for lr in (0.1, 0.003):
+        a, b = (train(data, "l1.1", steps=150, lr=lr, init={"W": x}, record=[]).W for x in (W, W * (1 + 1e-10)))
+        growth[lr] = ((a - b).flatten(1).norm(dim=1) / a.flatten(1).norm(dim=1) / 1e-10).median().item()
+    assert growth[0.1] > 1e4
+    assert growth[0.003] < 10
 
 
 def test_records_are_what_they_say(data: TokenData):

@@ -180,15 +180,16 @@ def test_in_scikit_learn() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     tokenizer = WordTokenizer(frozenset({"w1", "w2"}), "english")
     weight = {0: 1.0, 1: 2.0}
-    model = AttentionTextClassifier(ngrams=3, tokenizer=tokenizer, class_weight=weight, random_state=0).fit(
-        TEXTS, LABELS
-    )
+    model = AttentionTextClassifier(
+        ngrams=3, characters=4, tokenizer=tokenizer, class_weight=weight, random_state=0
+    ).fit(TEXTS, LABELS)
     model.save(tmp_path / "deep" / "model")
     again = AttentionTextClassifier.load(tmp_path / "deep" / "model")
     assert np.array_equal(again.predict_proba(TEXTS), model.predict_proba(TEXTS))
     assert again.get_params() == model.get_params() | {"random_state": None}
     assert again.words_.word == model.words_.word
     assert again.path_ == model.path_
+    assert again.chosen_ == model.chosen_
     model.save(tmp_path / "deep" / "model")  # over what is there
     assert sorted(path.name for path in (tmp_path / "deep" / "model").iterdir()) == ["model.json", "model.safetensors"]
 
@@ -275,6 +276,9 @@ def test_damaged_models_are_refused(fitted: AttentionTextClassifier, tmp_path: P
         (["a", "b", "c"], [0.1, 0.2, 0.33], "Unknown label type"),
         ([["a"], ["b"]], [0, 1], "text 0 is list"),
         ({"a": 1, "b": 2}, [0, 1], "column of texts"),
+        (["a", "b", "c"], [1, "1", 2], "one kind, but has 1 \\(a number\\) and '1' \\(a text\\)"),
+        (["a", "b"], np.array([1, "one"], dtype=object), "labels of one kind"),
+        (["a", "b"], ("yes", True), "labels of one kind"),
     ],
 )
 def test_bad_input_is_refused(texts: Any, labels: Any, sentence: str) -> None:
@@ -286,6 +290,8 @@ def test_bad_input_is_refused(texts: Any, labels: Any, sentence: str) -> None:
     ("settings", "sentence"),
     [
         ({"ngrams": 0}, "ngrams must be"),
+        ({"characters": 2}, "characters must be"),
+        ({"rarity": 1.5}, "rarity must lie"),
         ({"p": 1}, "1 < p < inf"),
         ({"penalty": 0}, "penalty must be positive"),
         ({"penalty": -1}, "penalty must be"),
@@ -351,6 +357,41 @@ def test_twenty_classes_and_five_hundred_texts() -> None:
     model = AttentionTextClassifier(random_state=0).fit(texts, labels)
     assert model.score(fresh, truth) > 0.9
     assert model.words_.direction.shape[1] == 20
+
+
+def questions(count: int, seed: int = 0) -> tuple[list[str], np.ndarray]:
+    """The pair of the first two words, neither alone, tells the class; rare names follow, most of them new."""
+    random = np.random.default_rng(seed)
+    first, second = random.integers(2, size=(2, count))
+    names = random.integers(10_000, size=(count, 2))
+    texts = [f"{'ab'[i]} {'xy'[j]} n{k} n{m}" for i, j, (k, m) in zip(first, second, names)]
+    return texts, np.array(["even", "odd"])[first ^ second]
+
+
+def test_what_the_held_out_texts_choose() -> None:
+    texts, labels = questions(400)
+    model = AttentionTextClassifier(random_state=0).fit(texts, labels)
+    assert model.chosen_["ngrams"] == 2
+    assert model.score(*questions(400, 1)) > 0.9
+    assert AttentionTextClassifier(ngrams=1, random_state=0).fit(texts, labels).chosen_["ngrams"] == 1
+    fixed: dict[str, Any] = {"ngrams": 1, "importance": 0.5, "rarity": 0.5, "random_state": 0}
+    for data in (questions(400), make_texts(400, common=5, marks=400)):
+        free, *rivals = (AttentionTextClassifier(min_texts=k, **fixed).fit(*data) for k in (None, 1, 2))
+        losses = [min(step.loss for step in rival.path_) for rival in rivals]
+        assert free.chosen_["min_texts"] == 1 + int(losses[1] < losses[0])
+
+
+def test_a_long_corpus_keeps_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attsvm.text._selection._CHEAP", 100)
+    model = AttentionTextClassifier(random_state=0).fit(*questions(400))
+    assert model.chosen_ == {"ngrams": 1, "min_texts": 2, "characters": 0, "importance": 0.5, "rarity": 0.5}
+    assert model.path_
+
+
+def test_words_that_stand_in_one_text_each_are_enough() -> None:
+    texts = [f"only{i}" for i in range(200)]
+    model = AttentionTextClassifier(random_state=0).fit(texts, np.arange(200) % 2)
+    assert model.chosen_["min_texts"] == 1
 
 
 def test_too_few_iterations_warn() -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_texts import make_texts
 
-from attsvm.text import AttentionTextClassifier, Explanations
+from attsvm.text import AttentionTextClassifier, Explanations, visible
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HARD = ['c1m1 <3 & "c0m2" w1', "", "c1m1 " * 30 + "x" * 300, "<script>alert(1)</script> c0m1 & <"]
@@ -33,9 +34,42 @@ def test_the_page_shows_the_text_and_nothing_else_of_it(explanations: Explanatio
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script" not in page
     assert "http" not in page
-    shown = re.findall(r'<p class="text">(.*?)</p>', page, flags=re.DOTALL)
+    shown = re.findall(r'<p class="text" dir="auto">(.*?)</p>', page, flags=re.DOTALL)
     assert [html.unescape(re.sub(r"</?mark[^>]*>", "", text)) for text in shown] == [one.text for one in explanations]
     assert page.count("the bias alone decides") == sum(not one.words for one in explanations)
+
+
+def test_the_page_shows_what_would_be_hidden(tmp_path: Path) -> None:
+    texts, labels = make_texts(60)
+    names = np.array(["good\u202e", "bad\x1b[31m"])[labels]
+    model = AttentionTextClassifier(penalty=0.1).fit(texts, names)
+    told = model.explain(["c1m1 \u202ec0m1\u2066 \x07\x85<b>w1</b> I <hated this> <!-- c1m2 -->"])
+    told.save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for shown in (page, str(told[0]), told._repr_html_(), model.words_._repr_html_()):
+        assert not re.search(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", shown)
+    for code in ("202E", "2066", "0007", "0085"):
+        assert f"⟨U+{code}⟩" in page
+    assert "&lt;hated this&gt;" in page
+    assert "3 HTML tags and comments were taken out of the text" in page
+    assert visible("añ\n\t\u200dم") == "añ\n\t\u200dم"
+
+
+def test_the_page_shows_both_signs_where_they_differ(model: AttentionTextClassifier, tmp_path: Path) -> None:
+    one = next(one for one in model.explain(make_texts(200)[0]) if one.opposed[:12].any() and len(one.words) > 12)
+    page = one._repr_html_()
+    rows = re.findall(r'<tr class="(for|against)">(.*?)</tr>', page)
+    assert len(rows) == 12
+    for (side, row), contribution, effect in zip(rows, one.contribution, one.effect):
+        assert side == ("for" if contribution > 0 else "against")
+        assert f"{contribution:+.3f}" in row
+        assert f"{-effect:+.3f}" in row
+        assert ('class="opposed"' in row) == (contribution * effect < 0)
+    assert "less than the rest of the text does" in page
+    assert "leaving it out" in str(next(one for one in model.explain(make_texts(200)[0]) if one.opposed[:10].any()))
+    plain = model.explain(["c1m1"])[0]
+    assert not plain.opposed.any()
+    assert "less than the rest" not in plain._repr_html_()
 
 
 def test_fragments(model: AttentionTextClassifier, explanations: Explanations) -> None:

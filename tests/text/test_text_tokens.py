@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,13 @@ from attsvm.text import (
     Tokens,
     WordPieceTokenizer,
     WordTokenizer,
+    _tokenizers,
     clean,
     length_between,
     paper_tokenizer,
     stop_words,
 )
+from attsvm.text._tokenizers import clean_and_count
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=60) | st.sampled_from(["", "a b a", "the <br />end"]))
 
@@ -52,6 +56,8 @@ def word_pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ﬁlm Straße ÉTÉ", "film straße été"),
         ("हिन्दी फ़िल्म अच्छी।", "हिन्दी फ़िल्म अच्छी"),
         ("\x00\x85 ... ?!", ""),
+        ("I <really hated> it, a <3 <em class='x'>good</em> <EM>film</EM>", "i really hated it a 3 good film"),
+        ("a<!-- one -- > two -->b <!-- three", "a b three"),
         ("the end.The sequel/prequel: 8/10...'quoted' a.b.", "the end the sequel prequel 8/10 quoted a b"),
     ],
 )
@@ -161,8 +167,50 @@ def test_length_between() -> None:
     assert list(length_between(["a" * 3, "a" * 4, "a" * 6, "a" * 7], 4, 6)) == [False, True, True, False]
 
 
+MARKUP = st.lists(st.sampled_from([*"<>!-/ab \n", "--", "<b", "<br />", "<!--", "-->", "<i>", "</p x>", "<zz>"])).map(
+    "".join
+)
+
+
+@given(MARKUP)
+def test_tags_and_comments_go(text: str) -> None:
+    found = re.compile(r"</?(?:a|b|br|i|p)(?:[\s/][^<>]*)?>|<!--.*?-->", re.DOTALL)
+    assert clean_and_count(text) == found.subn(" ", text)
+
+
+class Counting:
+    """A pattern that counts what it reads: the text once, and for each comment what lies before its end."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern, self.read = pattern, 0
+
+    def sub(self, blank: Callable[[re.Match[str]], str], text: str) -> str:
+        self.read += len(text)
+        at = 0
+        while (start := text.find("<!--", at)) >= 0:
+            end = text.find("-->", start + 4)
+            at = start + 4 if end < 0 else end + 3
+            self.read += (len(text) if end < 0 else at) - start
+        return self.pattern.sub(blank, text)
+
+
+@pytest.mark.parametrize("piece", ["<!--", "<!-->", "-->", "<!-- x -->", "<!-- <b> ", "<b", "&#"])
+@pytest.mark.parametrize("other", ["", "-->", ">", "<!--"])
+def test_the_work_is_in_proportion_to_the_text(piece: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(_tokenizers._TAG_OR_COMMENT)
+    monkeypatch.setattr(_tokenizers, "_TAG_OR_COMMENT", counting)
+    for text in (piece * 2000 + other, other + piece * 2000, piece * 1000 + other * 1000, other * 1000 + piece * 1000):
+        counting.read = 0
+        clean(text)
+        assert counting.read <= 3 * len(text)
+
+
 def test_a_long_text_is_no_trouble() -> None:
     assert WordTokenizer()(["good " * 200_000 + "<" * 100_000 + "&" * 100_000]).lengths[0] == 200_000
+    # Each takes minutes where every "<!--" looks for its end through all of the text.
+    assert clean("<!--" * 500_000) == "<!--" * 500_000
+    assert clean("-->" + "<!--" * 500_000) == "-->" + "<!--" * 500_000
+    assert clean("&#" + "9" * 100_000 + ";") == "\ufffd"
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,24 @@ def fit_command(
     test: Annotated[
         float, typer.Option(min=0, max=0.9, help="Part held out to measure the accuracy; 0 fits to everything.")
     ] = 0.1,
-    ngrams: Annotated[int, typer.Option(min=1, max=8, help="2 adds pairs of neighbouring words.")] = 1,
-    min_texts: Annotated[
-        int | None, typer.Option(min=1, help="Leave out words in fewer texts; 1 or 2 by size if not given.")
+    ngrams: Annotated[
+        int | None, typer.Option(min=1, max=8, help="2 adds pairs of neighbouring words; chosen if not given.")
     ] = None,
+    min_texts: Annotated[
+        int | None, typer.Option(min=1, help="Leave out words in fewer texts; chosen if not given.")
+    ] = None,
+    characters: Annotated[
+        int, typer.Option(min=0, max=8, help="Longest part of a word that counts by itself, such as 4; 0 for none.")
+    ] = 0,
     penalty: Annotated[
         float | None, typer.Option(help="Of the directions; chosen by early stopping if not given.")
     ] = None,
-    importance: Annotated[float, typer.Option(help="Size of log-attention; larger: fewer words take more.")] = 0.5,
+    importance: Annotated[
+        float | None, typer.Option(help="Size of log-attention; larger: fewer words take more; chosen if not given.")
+    ] = None,
+    rarity: Annotated[
+        float | None, typer.Option(help="From 0 to 1: how much more frequent words cost; chosen if not given.")
+    ] = None,
     p: Annotated[float, typer.Option("--p", help="Geometry of the penalty; near 1 few words carry the model.")] = 2.0,
     balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
     stop_words: Annotated[bool, typer.Option("--stop-words", help="Leave out English stop words.")] = False,
@@ -83,6 +93,8 @@ def fit_command(
         min_texts=min_texts,
         penalty=penalty,
         importance=importance,
+        rarity=rarity,
+        characters=characters,
         p=p,
         class_weight="balanced" if balanced else None,
         tokenizer=WordTokenizer(stop, stem)
@@ -103,6 +115,7 @@ def fit_command(
     output.print(
         f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
+        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
         + f"; model in {out}",
         highlight=False,
         markup=False,

@@ -11,6 +11,7 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.dynamics._compile import Stepper
 from attsvm.dynamics._record import View, measure
+from attsvm.dynamics._rules import Rule
 from attsvm.dynamics._schedules import Constant, Schedule
 from attsvm.dynamics._step import Method, States, parameters
 from attsvm.dynamics._trajectory import TrainState
@@ -30,6 +31,16 @@ Row = tuple[int, dict[str, Tensor]]
 class _Chunk:
     lanes: Lanes
     states: States
+
+
+def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[str, Tensor]]:
+    """The states at the weights `blocks` (B, …), (B, …) each; in chunks as a run has them, so that a trial's bits do
+    not depend on the others."""
+    parts = [{name: rule.start(trial_last(block[trials])) for name, block in blocks.items()} for trials in chunks(data)]
+    return {
+        name: {key: torch.cat([trial_first(part[name][key]) for part in parts])[: data.B] for key in state}
+        for name, state in parts[0].items()
+    }
 
 
 class Run:

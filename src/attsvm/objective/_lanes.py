@@ -11,8 +11,10 @@ from torch import Tensor
 
 from attsvm.data import Head, LinearHead, TokenData
 
-LANES = 16
-"""Trials are padded to a multiple of this, so that none falls into the remainder of a vector loop."""
+LANE_BYTES = 256
+"""Trials are padded to a multiple of so many bytes of numbers: 32 of float64, 64 of float32. That is four of the
+longest vectors, which sums take at a time; what is left over they add in another order. So no trial is left over, and
+its bits do not depend on how many there are."""
 CACHED = {"cpu": 1.6e6, "cuda": 4e9}
 """Bytes of a chunk of trials: what stays in the cache of a core from step to step, or fits a GPU."""
 SMALL = 2**15
@@ -66,7 +68,7 @@ def trial_first(x: Tensor) -> Tensor:
 
 def chunks(data: TokenData) -> list[Tensor]:
     """Trial numbers, cut into chunks of one size that fill whole vectors; the last trial pads the last chunk."""
-    B, lanes = data.B, LANES if is_small(data) else 1
+    B, lanes = data.B, LANE_BYTES // data.X.element_size() if is_small(data) else 1
     if B == 0:
         return [torch.arange(0, device=data.device)]
     size = data.X.element_size() * (data.X[0].numel() + data.Z[0].numel() + 2 * data.d * data.e)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from attsvm.tables import TextTable, read_texts
 from attsvm.text._corpus import length_between
-from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer, clean, paper_tokenizer, stop_words
+from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer, clean, paper_tokenizer, stop_words, visible
 from attsvm.text._tokens import Tokens
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "paper_tokenizer",
     "read_texts",
     "stop_words",
+    "visible",
 ]
 
 _LAZY = {

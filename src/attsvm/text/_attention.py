@@ -10,15 +10,16 @@ c is a quarter of the mean of Σ_s x_s, so that a text of few words attends to �
 In the trained-embeddings paper a_s = p·E_s and b_s = v·E_s: the model depends on the embeddings through these alone.
 The fit minimises, over n texts of mean length T,
 
-    Σ_i w_i loss(score_i, y_i) + Σ_s |a_s/σ|^p / p + λ Σ_s (r_s |b_s|²/T)^{p/2} / p,      r_s = √(texts with s / texts),
+    Σ_i w_i loss(score_i, y_i) + Σ_s |a_s/σ|^p / p + λ Σ_s (r_s |b_s|²/T)^{p/2} / p,   r_s = (texts with s / texts)^ρ,
 
-r scaled to mean 1 over the tokens. A mean of T directions is of order |b|/√T, hence the T. Without r the common words,
-which carry little, would cost as much as the others; in proportion to the texts rare words would be free.
+r scaled to mean 1 over the tokens. A mean of T directions is of order |b|/√T, hence the T. With ρ = 0 the common words
+cost as much as the others: good for questions, where "how" and "who" tell most. With ρ = 1/2 they cost more: good for
+topics and opinions, where they tell little. With ρ = 1 rare words would be free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ class Problem:
     dtype: type[np.floating] = np.float32
     """Of the products with the matrix, which take most of the time"""
 
-    def __init__(self, x: csr_matrix, y: np.ndarray, weight: np.ndarray, *, p: float, sigma: float) -> None:
+    def __init__(
+        self, x: csr_matrix, y: np.ndarray, weight: np.ndarray, *, p: float, sigma: float, rho: float = 0.5
+    ) -> None:
         self.x: Any = x.astype(self.dtype)
         self.xt = self.x.T.tocsr()
         self.columns: int = self.xt.shape[0]
@@ -83,9 +86,9 @@ class Problem:
         total = np.asarray(x.sum(1)).ravel()
         self.length = max(1.0, float(self.weight[:, 0] @ total))
         self.cls = self.length / 4
-        rarity = np.sqrt(np.maximum(self._column_sums(0, self.weight[:, 0]), 1 / self.n))
+        cost = np.maximum(self._column_sums(0, self.weight[:, 0]), 1 / self.n) ** rho
         mass = self._column_sums(1, self.weight[:, 0])
-        self.r = (rarity / (rarity @ mass / mass.sum() if mass.any() else 1) / self.length)[:, None]
+        self.r = (cost / (cost @ mass / mass.sum() if mass.any() else 1) / self.length)[:, None]
         self.curvature = self._column_sums(2, self.weight[:, 0] / (self.cls + total) ** 2)[:, None] / 4
         # A direction that matters is a fraction of √T; it sets the curvature in a.
         self.scale_a = 1 / np.sqrt(1 / (self.n * sigma**2) + self.curvature * self.length / 16)
@@ -108,8 +111,8 @@ class Problem:
         bias = np.log(share) if self.outputs > 1 else np.log(share) - np.log(np.maximum(1 - share, 1e-12))
         return Attention(np.zeros(self.columns), np.zeros((self.columns, self.outputs)), bias - _mean(bias), self.cls)
 
-    def loss(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
-        """The weighted mean of the loss, and its gradient in the scores."""
+    def losses(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(texts, 1) the loss of each, and (texts, outputs) its gradient in the scores."""
         if self.outputs == 1:
             losses = np.logaddexp(0, scores) - self.y * scores
             excess = sigmoid(scores) - self.y
@@ -119,11 +122,12 @@ class Problem:
             total = exponential.sum(1, keepdims=True)
             losses = np.log(total) - (self.y * shifted).sum(1, keepdims=True)
             excess = exponential / total - self.y
-        return float((self.weight * losses).sum()), self.weight * excess
+        return losses, excess
 
-    def accuracy(self, scores: np.ndarray) -> float:
+    def right(self, scores: np.ndarray) -> np.ndarray:
+        """(texts,) bool"""
         right = (scores > 0) == (self.y > 0.5) if self.outputs == 1 else scores.argmax(1) == self.y.argmax(1)
-        return float((self.weight[:, 0] * np.ravel(right)).sum())
+        return np.ravel(right)
 
     def objective(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """The penalised mean loss and its gradient, in the scaled variables."""
@@ -132,7 +136,8 @@ class Problem:
         sums = self.x @ stacked
         z = self.cls + sums[:, :1]
         mean = sums[:, 1:] / z
-        value, g = self.loss(mean + model.bias)
+        losses, excess = self.losses(mean + model.bias)
+        value, g = float((self.weight * losses).sum()), self.weight * excess
         back = np.hstack([(g * mean).sum(1, keepdims=True), g]) / z
         sent = (self.xt @ (back * self.n).astype(self.dtype)) / self.n  # × n: far from the small end of float32
         weight = stacked[:, :1]
@@ -195,21 +200,36 @@ class Step:
 
 
 def follow_path(
-    problem: Problem, held_out: Problem, max_iter: int, tol: float, report: Callable[[str, int], None]
+    trials: list[tuple[Problem, Problem]],
+    penalties: Iterable[float],
+    max_iter: int,
+    tol: float,
+    report: Callable[[str, int], None],
 ) -> tuple[list[Step], Attention]:
-    """From strong to weak penalties, each from the last answer, until the held-out loss rises; the best answer."""
+    """From strong to weak penalties, each from the last answer, until the held-out loss rises.
+
+    A trial is a problem and its held-out texts. The steps are means over the trials; the answer is the best of the
+    first one.
+    """
     steps: list[Step] = []
-    best = model = problem.start()
-    for penalty in PATH:
-        problem.set_penalty(penalty)
-        model, _, _ = problem.minimize(
-            model, max_iter, tol, lambda k, penalty=penalty: report(f"penalty {penalty:.2g}", k)
-        )
-        scores = model.scores(held_out.x)
-        steps.append(Step(penalty, held_out.loss(scores)[0], held_out.accuracy(scores)))
-        if steps[-1].loss > min(step.loss for step in steps):
+    models = [problem.start() for problem, _ in trials]
+    best = models[0]
+    weight = np.concatenate([held_out.n * held_out.weight[:, 0] for _, held_out in trials])
+    for penalty in penalties:
+        losses, right = [], []
+        for trial, (problem, held_out) in enumerate(trials):
+            problem.set_penalty(penalty)
+            models[trial], _, _ = problem.minimize(
+                models[trial], max_iter, tol, lambda k, penalty=penalty: report(f"penalty {penalty:.2g}", k)
+            )
+            scores = models[trial].scores(held_out.x)
+            losses.append(held_out.losses(scores)[0][:, 0])
+            right.append(held_out.right(scores))
+        loss, accuracy = (np.average(np.concatenate(parts), weights=weight) for parts in (losses, right))
+        steps.append(Step(penalty, float(loss), float(accuracy)))
+        if loss > min(step.loss for step in steps):
             break
-        best = model
+        best = models[0]
     return steps, best
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,15 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
-from attsvm.text._attention import Problem, Step, follow_path, probabilities
+from attsvm.text._attention import Problem, Step, probabilities
 from attsvm.text._explain import Explanations, Words, explain, two_sided
-from attsvm.text._features import learn_features
+from attsvm.text._selection import Chooser, Labelled, hold_out, problem_settings
 from attsvm.text._tokenizers import WordTokenizer, checked_texts
 
 _CHUNK = 20_000
 """Texts predicted at a time, to bound the memory."""
-_FEW = 10
-"""With fewer held-out texts than this the path is not followed: its verdict would be chance."""
-_PENALTY_OF_FEW = 0.1
+
+_FORM = ("ngrams", "min_texts", "characters", "importance", "rarity")
 
 Report = Callable[[str, int], None]
 
@@ -40,25 +40,35 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     of the contributions that :meth:`explain` shows. See the module `attsvm.text._attention` for the formulas.
 
     Args:
-        ngrams: 1 for words, 2 for words and pairs of neighbours, …
-        min_texts: leave out what stands in fewer texts; None is 1 below 1,000 texts and 2 from there on.
+        ngrams: 1 for words, 2 for words and pairs of neighbours, … None chooses 1 or 2.
+        min_texts: leave out what stands in fewer texts. None chooses 1 or 2.
         penalty: λ of the ℓp penalty of the directions. None chooses it by early stopping: the regularization path is
             followed from strong to weak penalties until the loss on a held-out part rises, and the model of the best
             one is fitted to all texts.
         importance: size of log-attention that the penalty allows for; small makes all words alike, large lets few
-            words take all attention.
+            words take all attention. None chooses 0.5, 0.25 or 0.1.
+        rarity: ρ, how much more the direction of a frequent word costs: 0 for no more, 1 for in proportion to the
+            texts that have it. None chooses 0.5, 0.25 or 0.
+        characters: longest part of a word that is a column of its own, with the ends of the word counted; 0 for none.
+            4 helps where words are misspelt, inflected or new.
         p: the geometry of both penalties, 1 < p < ∞; near 1 few words carry the model.
         class_weight: None, "balanced" or a dictionary from label to weight.
-        validation_fraction: size of the held-out part.
+        validation_fraction: size of the held-out part; with few texts up to three parts are held out in turn.
         max_iter, tol: of L-BFGS, for each penalty: iterations, and relative decrease of the loss at which to stop.
         tokenizer: a `WordTokenizer` or `WordPieceTokenizer`; None is `WordTokenizer()`.
         random_state: decides which texts are held out.
         verbose: say on standard error what is being done.
 
+    What is None is chosen by the loss on the held-out texts. Above 500,000 tokens this is the penalty alone, because
+    every choice multiplies the time of the fit: there None is 1, 2, 0.5 and 0.5 for ngrams, min_texts, importance and
+    rarity. With a given penalty, and below about 100 texts, nothing is chosen: there None is 1, 1, 0.5 and 0.5, and 0.1
+    for the penalty.
+
     Attributes:
         classes_: the labels.
         words_: importance and direction of every word.
         penalty_, path_: the penalty taken, and the held-out loss and accuracy of the penalties tried.
+        chosen_: the ngrams, min_texts, importance, rarity and characters of the model.
         n_iter_: iterations of the last fit.
 
     >>> model = AttentionTextClassifier().fit(["a superb film", "a dull film"] * 8, ["good", "bad"] * 8)
@@ -71,10 +81,12 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        ngrams: int = 1,
+        ngrams: int | None = None,
         min_texts: int | None = None,
         penalty: float | None = None,
-        importance: float = 0.5,
+        importance: float | None = None,
+        rarity: float | None = None,
+        characters: int = 0,
         p: float = 2.0,
         class_weight: Any = None,
         validation_fraction: float = 0.1,
@@ -88,6 +100,8 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
         self.min_texts = min_texts
         self.penalty = penalty
         self.importance = importance
+        self.rarity = rarity
+        self.characters = characters
         self.p = p
         self.class_weight = class_weight
         self.validation_fraction = validation_fraction
@@ -102,34 +116,31 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
         return self._fit(X, y, sample_weight, _print if self.verbose else _silent)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, report: Report) -> AttentionTextClassifier:
-        settings = self._checked()
+        p = self._checked()
         texts = checked_texts(X, "X")
         labels = _checked_labels(y, len(texts))
+        own = _checked_weight(sample_weight, len(texts))
+        weight = own * _class_weight(self.class_weight, labels, own)
+        here = weight > 0  # a text of weight 0 is absent
+        texts = [text for text, is_here in zip(texts, here) if is_here]
+        labels, own, weight = labels[here], own[here], weight[here]
         classes, place = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise AttsvmError(f"y must have at least two classes, but it has 1 class: {classes.tolist()}.")
-        weight = _checked_weight(sample_weight, self.class_weight, labels)
         report("tokenize", 0)
         tokenizer = self.tokenizer if self.tokenizer is not None else WordTokenizer()
-        least = (1 if len(texts) < 1000 else 2) if self.min_texts is None else self.min_texts
-        features, x = learn_features(tokenizer(texts), self.ngrams, least)
         target = place[:, None] == np.arange(len(classes)) if len(classes) > 2 else place[:, None] == 1
-        target = target.astype(np.float64)
+        data = Labelled(tokenizer(texts), target.astype(np.float64), weight, np.ceil(own))
 
-        penalty, path, start = self.penalty, [], None
-        if penalty is None:
-            held_out = _hold_out(place, self.validation_fraction, check_random_state(self.random_state))
-            penalty = _PENALTY_OF_FEW
-            if held_out.sum() >= _FEW and weight[held_out].sum() > 0 and weight[~held_out].sum() > 0:
-                kept, judge = (
-                    Problem(x[part], target[part], weight[part], **settings) for part in (~held_out, held_out)
-                )
-                path, start = follow_path(kept, judge, self.max_iter, self.tol, report)
-                penalty = min(path, key=lambda step: step.loss).penalty
-        problem = Problem(x, target, weight, **settings)
-        problem.set_penalty(penalty)
+        random = check_random_state(self.random_state)
+        held_out = hold_out(texts, place, data.times, self.validation_fraction, random)
+        limits: dict[str, Any] = {"max_iter": self.max_iter, "tol": self.tol}
+        given = {name: getattr(self, name) for name in _FORM}
+        chosen = Chooser(data, held_out, p=p, report=report, **limits).choose(given, self.penalty)
+        problem = Problem(chosen.x, data.target, weight, **problem_settings(chosen.form, p))
+        problem.set_penalty(chosen.penalty)
         self.attention_, self.n_iter_, converged = problem.minimize(
-            start or problem.start(), self.max_iter, self.tol, lambda k: report("final fit", k)
+            chosen.start or problem.start(), **limits, report=lambda k: report("final fit", k)
         )
         if not converged:
             warnings.warn(
@@ -137,10 +148,11 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.penalty_: float = penalty
-        self.path_: list[Step] = path
-        self.classes_, self.features_, self.tokenizer_ = classes, features, tokenizer
-        self.texts_ = np.bincount(x.indices, minlength=len(features)).astype(np.int32)
+        self.penalty_: float = chosen.penalty
+        self.chosen_: dict[str, Any] = asdict(chosen.form)
+        self.path_: list[Step] = chosen.path
+        self.classes_, self.features_, self.tokenizer_ = classes, chosen.features, tokenizer
+        self.texts_ = np.bincount(chosen.x.indices, minlength=len(chosen.features)).astype(np.int32)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -199,22 +211,27 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     def _matrix(self, texts: list[str]) -> Any:
         return self.features_.matrix(self.tokenizer_(texts))
 
-    def _checked(self) -> dict[str, float]:
-        """Refuse wrong settings; those of the problem."""
-        as_count("ngrams", self.ngrams, most=8)
+    def _checked(self) -> float:
+        """Refuse wrong settings; p."""
+        if self.ngrams is not None:
+            as_count("ngrams", self.ngrams, most=8)
+        if as_count("characters", self.characters, least=0, most=8) in (1, 2):
+            raise AttsvmError(f"characters must be 0 (no parts of words) or 3 to 8, but got {self.characters}.")
         as_count("max_iter", self.max_iter)
         as_real("tol", self.tol, least=0)
         if self.min_texts is not None:
             as_count("min_texts", self.min_texts)
         if self.penalty is not None and as_real("penalty", self.penalty, least=0) == 0:
             raise AttsvmError("penalty must be positive: without it rare words take over.")
-        if as_real("importance", self.importance, least=0) == 0:
+        if self.rarity is not None and as_real("rarity", self.rarity, least=0) > 1:
+            raise AttsvmError(f"rarity must lie between 0 and 1, but got {self.rarity}.")
+        if self.importance is not None and as_real("importance", self.importance, least=0) == 0:
             raise AttsvmError("importance must be positive; 0.01 makes all words nearly alike.")
         if not 0 < as_real("validation_fraction", self.validation_fraction, least=0) < 1:
             raise AttsvmError(f"validation_fraction must lie between 0 and 1, but got {self.validation_fraction}.")
         if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
             raise AttsvmError(f"tokenizer must be a WordTokenizer, but got {type(self.tokenizer).__name__}.")
-        return {"p": Lp(self.p).p, "sigma": float(self.importance)}
+        return Lp(self.p).p
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -230,6 +247,7 @@ def _chunks(texts: list[str]) -> Iterator[list[str]]:
 def _checked_labels(y: Any, count: int) -> np.ndarray:
     if y is None:
         raise AttsvmError("y must be the labels of the texts, but got None: requires y to be passed.")
+    _refuse_mixed(y)
     labels = column_or_1d(y, warn=True)
     if len(labels) != count:
         raise AttsvmError(f"X and y must have the same length, but there are {count} texts and {len(labels)} labels.")
@@ -247,27 +265,41 @@ def _checked_labels(y: Any, count: int) -> np.ndarray:
     return labels
 
 
-def _checked_weight(sample_weight: Any, class_weight: Any, labels: np.ndarray) -> np.ndarray:
-    weight = compute_sample_weight(class_weight, labels).astype(np.float64)
-    if not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
-        raise AttsvmError(
-            f"class_weight must be numbers of at least 0, not all of them zero, but got {class_weight!r}."
-        )
-    if sample_weight is not None:
-        given = np.asarray(sample_weight, dtype=np.float64)
-        if given.shape != weight.shape or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-            raise AttsvmError(f"sample_weight must be {len(labels)} numbers of at least 0, not all of them zero.")
-        weight = weight * given
+def _refuse_mixed(y: Any) -> None:
+    """numpy would make texts of all labels, and 1 and "1" one class."""
+    if not isinstance(y, (list, tuple)) and str(getattr(y, "dtype", "")) != "object":
+        return
+    first: dict[str, Any] = {}
+    for label in y:
+        kind = "text" if isinstance(label, str) else "truth value" if isinstance(label, (bool, np.bool_)) else "number"
+        if isinstance(label, (str, bool, np.bool_, int, float, np.number)) and label == label:
+            first.setdefault(kind, label)
+    if len(first) > 1:
+        found = " and ".join(f"{label!r} (a {kind})" for kind, label in first.items())
+        raise AttsvmError(f"y must have labels of one kind, but has {found}: make all of them texts, or all numbers.")
+
+
+def _checked_weight(sample_weight: Any, count: int) -> np.ndarray:
+    if sample_weight is None:
+        return np.ones(count)
+    weight = np.asarray(sample_weight, dtype=np.float64)
+    if weight.shape != (count,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.any():
+        raise AttsvmError(f"sample_weight must be {count} numbers of at least 0, not all of them zero.")
     return weight
 
 
-def _hold_out(place: np.ndarray, fraction: float, random: np.random.RandomState) -> np.ndarray:
-    """(texts,) bool: that part of each class, but never all of it."""
-    held_out = np.zeros(len(place), dtype=bool)
-    for k in range(place.max() + 1):
-        members = random.permutation(np.flatnonzero(place == k))
-        held_out[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
-    return held_out
+def _class_weight(class_weight: Any, labels: np.ndarray, sample_weight: np.ndarray) -> np.ndarray:
+    """(texts,) the weight of the class of each"""
+    if isinstance(class_weight, str) and class_weight == "balanced":  # two texts are as good as one of weight 2
+        _, place = np.unique(labels, return_inverse=True)
+        total = np.bincount(place, sample_weight)
+        return (total.sum() / np.count_nonzero(total) / np.where(total > 0, total, 1))[place]
+    weight = compute_sample_weight(class_weight, labels).astype(np.float64)
+    if not np.isfinite(weight).all() or (weight < 0).any() or not (weight * sample_weight).any():
+        raise AttsvmError(
+            f"class_weight must be numbers of at least 0, not all of them zero, but got {class_weight!r}."
+        )
+    return weight
 
 
 def _silent(stage: str, iteration: int) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attsvm.errors import AttsvmError
-from attsvm.text._tokenizers import clean
+from attsvm.text._tokenizers import clean_and_count, visible
 
 if TYPE_CHECKING:
     from attsvm.text._classifier import AttentionTextClassifier
+    from attsvm.text._features import Found
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +95,20 @@ class Explanation:
     direction: np.ndarray
     contribution: np.ndarray
     """(words,) attention · direction"""
+    effect: np.ndarray
+    """(words,) what the score loses if the model does not know the word; the other words then share its attention"""
     spans: list[tuple[int, int, float]]
     """Words of the text: start, end and share of the contributions; they too sum to score − bias"""
+    tags: int
+    """HTML tags and comments that were taken out of the text"""
+
+    @property
+    def opposed(self) -> np.ndarray:
+        """(words,) bool: the word speaks one way, and leaving it out moves the score that way too.
+
+        It speaks for the class, but less than the rest of the text does; or against it, but less than the rest.
+        """
+        return self.contribution * self.effect < 0
 
     @property
     def cls_attention(self) -> float:
@@ -109,13 +122,15 @@ class Explanation:
         return [self.words[s] for s in order if self.attention[s] > 1 / (1 + len(self.words))]
 
     def __str__(self) -> str:
-        lines = [f"{self.label}  probability {self.probability:.3f}, score {self.score:+.3f}, bias {self.bias:+.3f}"]
-        lines += [
-            f"  {contribution:+.3f} = attention {attention:.3f} × direction {direction:+.2f}  {word}"
-            for word, attention, direction, contribution in zip(
-                self.words[:10], self.attention, self.direction, self.contribution
+        label = visible(str(self.label))
+        lines = [f"{label}  probability {self.probability:.3f}, score {self.score:+.3f}, bias {self.bias:+.3f}"]
+        for word, attention, direction, contribution, effect, opposed in zip(
+            self.words[:10], self.attention, self.direction, self.contribution, self.effect, self.opposed
+        ):
+            without = f" (but leaving it out changes the score by {-effect:+.3f})" if opposed else ""
+            lines.append(
+                f"  {contribution:+.3f} = attention {attention:.3f} × direction {direction:+.2f}  {word}{without}"
             )
-        ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -145,7 +160,9 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
     attention = model.attention_.attention(matrix)
     direction, bias = two_sided(model.attention_.b), two_sided(model.attention_.bias[None])[0]
     probability = model.predict_proba(texts)
-    texts = [clean(text) for text in texts]  # as the tokenizer did: once, for "&amp;lt;" is not "<"
+    # As the tokenizer did: once, for "&amp;lt;" is not "<".
+    cleaned = [clean_and_count(text) for text in texts]
+    texts = [text for text, _ in cleaned]
     chosen = probability.argmax(1) if label is None else np.full(len(texts), _place(model.classes_, label))
     names = model._names
     explanations = Explanations()
@@ -153,6 +170,8 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
         row = slice(matrix.indptr[i], matrix.indptr[i + 1])
         columns, weight = matrix.indices[row], attention.data[row]
         contribution = weight * direction[columns, k]
+        # Without s the mean m of the directions is (m − α_s b_s) / (1 − α_s), less by α_s (b_s − m) / (1 − α_s).
+        effect = weight * (direction[columns, k] - contribution.sum()) / (1 - weight)
         order = np.argsort(-np.abs(contribution), kind="stable")
         start, stop = int(tokens.offsets[i]), int(tokens.offsets[i + 1])
         shares = _shares(found, start, stop, columns, contribution)
@@ -167,7 +186,9 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
                 attention=weight[order],
                 direction=direction[columns[order], k],
                 contribution=contribution[order],
+                effect=effect[order],
                 spans=_spans(model.tokenizer_.spans(texts[i]), shares),
+                tags=cleaned[i][1],
             )
         )
     return explanations
@@ -185,12 +206,10 @@ def _place(classes: np.ndarray, label: Any) -> int:
     return int(found[0])
 
 
-def _shares(
-    found: list[tuple[np.ndarray, np.ndarray]], start: int, stop: int, known: np.ndarray, contribution: np.ndarray
-) -> np.ndarray:
+def _shares(found: list[Found], start: int, stop: int, known: np.ndarray, contribution: np.ndarray) -> np.ndarray:
     """(tokens of the text,) the contributions of the `known` columns, spread over occurrences and their tokens."""
     shares = np.zeros(stop - start)
-    for size, (at, columns) in enumerate(found, start=1):
+    for size, at, columns in found:
         inside = slice(*np.searchsorted(at, [start, stop]))
         place = np.searchsorted(known, columns[inside])
         times = np.bincount(place, minlength=len(known))

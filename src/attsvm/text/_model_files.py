@@ -49,13 +49,18 @@ _SHAPE = {
     "penalty": float,
     "path": [{"penalty": float, "loss": float, "accuracy": float}],
     "iterations": int,
+    "chosen?": dict,
+    "parts?": object,
     "levels": [int],
     "words": [str],
     "digest?": str,
     "...": object,
 }
 _NUMBERS, _PIECES = "model.safetensors", "tokenizer.json"
-_SETTINGS = ("ngrams", "min_texts", "penalty", "importance", "p", "validation_fraction", "max_iter", "tol", "verbose")
+_SETTINGS = (
+    *("ngrams", "min_texts", "penalty", "importance", "rarity", "characters", "p"),
+    *("validation_fraction", "max_iter", "tol", "verbose"),
+)
 
 
 def save_model(model: AttentionTextClassifier, folder: Path) -> None:
@@ -77,8 +82,10 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "penalty": model.penalty_,
         "path": [vars(step) for step in model.path_],
         "iterations": model.n_iter_,
+        "chosen": model.chosen_,
         "levels": features.levels,
         "words": features.words,
+        "parts": features.parts,
     }
     arrays = {
         "importance": attention.a,
@@ -125,7 +132,9 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         model = cls(**settings, tokenizer=tokenizer if tokenizer != WordTokenizer() else None)
         model.attention_ = Attention(arrays["importance"], arrays["direction"], arrays["bias"], content["cls"])
         levels = tuple(content["levels"])
-        model.features_ = Features(content["words"], arrays["prefix"], arrays["last"], levels)
+        parts = content.get("parts", [])  # which older models have not
+        model.features_ = Features(content["words"], arrays["prefix"], arrays["last"], levels, parts)
+        model.chosen_ = content.get("chosen", {})
         model.texts_, model.tokenizer_ = arrays["texts"], tokenizer
         model.classes_ = np.array(content["classes"]["values"], dtype=content["classes"]["dtype"])
         model.penalty_, model.n_iter_ = content["penalty"], content["iterations"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attsvm import pages
 from attsvm._version import __version__
+from attsvm.text._tokenizers import visible
 
 if TYPE_CHECKING:
     from attsvm.text._explain import Explanation, Words
@@ -31,7 +32,10 @@ def explanations_html(explanations: Sequence[Explanation]) -> str:
 
 def words_html(words: Words, count: int = 20) -> str:
     """The top words of every class, as a fragment."""
-    tops = [{"label": label, "rows": words.top(label, count)} for label in words.classes.tolist()]
+    tops = [
+        {"label": label, "name": visible(str(label)), "rows": words.top(label, count)}
+        for label in words.classes.tolist()
+    ]
     return pages.render("text/templates/words.html", tops=tops)
 
 
@@ -41,16 +45,27 @@ def _text(one: Explanation) -> dict[str, Any]:
     unit = max([abs(share) for _, _, share in one.spans] + [abs(c) for c in one.contribution] + [_STRONG / 4])
     pieces, end = [], 0
     for start, stop, share in one.spans:
-        pieces.append({"text": one.text[end:start], "share": None})
+        pieces.append({"text": visible(one.text[end:start]), "share": None})
         pieces.append({"text": one.text[start:stop], "share": share, "strength": _strength(share, unit)})
         end = stop
-    pieces.append({"text": one.text[end:], "share": None})
+    pieces.append({"text": visible(one.text[end:]), "share": None})
+    columns = (one.words, one.attention, one.direction, one.contribution, one.effect, one.opposed)
     rows = [
-        {"word": word, "attention": a, "direction": d, "contribution": c, "strength": _strength(c, unit)}
-        for word, a, d, c in list(zip(one.words, one.attention, one.direction, one.contribution))[:_ROWS]
+        {"word": w, "attention": a, "direction": d, "contribution": c, "effect": e, "opposed": o}
+        | {"strength": _strength(c, unit)}
+        for w, a, d, c, e, o in list(zip(*columns))[:_ROWS]
     ]
     rest = float(one.contribution[_ROWS:].sum())
-    return {"one": one, "pieces": pieces, "rows": rows, "rest": rest, "hidden": max(0, len(one.words) - _ROWS)}
+    hidden = max(0, len(one.words) - _ROWS)
+    return {
+        "one": one,
+        "label": visible(str(one.label)),
+        "pieces": pieces,
+        "rows": rows,
+        "rest": rest,
+        "hidden": hidden,
+        "opposed": any(one.opposed[:_ROWS]),
+    }
 
 
 def _strength(contribution: float, unit: float) -> str:

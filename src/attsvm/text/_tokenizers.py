@@ -25,25 +25,69 @@ from attsvm.errors import AttsvmError
 from attsvm.text._tokens import Tokens, ends, spread
 from attsvm.tokenizers import open_tokenizer
 
-_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!--.*?-->", re.DOTALL)
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:[\s/][^<>]*)?>")
+_TAG_OR_COMMENT = re.compile(rf"{_TAG.pattern}|<!--.*?-->", re.DOTALL)
+_LONG_NUMBER = re.compile(r"&#\d{100,};?")
+"""An entity beyond all characters; Python does not read a number of thousands of digits."""
 _MARKS = r"\u0300-\u036f\u0900-\u0963\u0966-\u0fff"  # accents and vowel signs, which \w leaves out
 WORD = re.compile(rf"\w[\w{_MARKS}]*(?:['’]\w[\w{_MARKS}]*|(?<=\d)[./]\d+)*")
 """A word: letters and digits, with apostrophes inside (don't) and 7/10 or 3.5 in one piece."""
 _BLANKS = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_'./")})
 """ASCII that no word has inside."""
 
+_HIDDEN = [
+    *(c for c in range(0xA0) if chr(c) not in "\t\n\r" and not chr(c).isprintable()),
+    *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+]
+"""Control characters, and those that turn the direction of the text around them"""
+_VISIBLE = {c: f"⟨U+{c:04X}⟩" for c in _HIDDEN}
+
 
 def clean(text: str) -> str:
-    """Without HTML tags, and with its entities as characters."""
+    """Without HTML tags and comments, and with its entities as characters."""
+    return clean_and_count(text)[0]
+
+
+def clean_and_count(text: str) -> tuple[str, int]:
+    """The clean text, and how many tags and comments it had."""
+    removed = 0
     if "<" in text:
-        text = _TAG.sub(" ", text)
-    return html.unescape(text) if "&" in text else text
+
+        def blank(match: re.Match[str]) -> str:
+            nonlocal removed
+            name = match[1]
+            if name is not None and name.lower() not in _elements():
+                return match[0]
+            removed += 1
+            return " "
+
+        # To look for the end of a comment where none follows takes a pass over the rest, for each beginning of one.
+        last = text.rindex("-->") + 3 if "-->" in text else 0
+        text = _TAG_OR_COMMENT.sub(blank, text[:last]) + _TAG.sub(blank, text[last:])
+    if "&" in text:
+        text = html.unescape(_LONG_NUMBER.sub("\ufffd", text) if "&#" in text else text)
+    return text, removed
+
+
+def visible(text: str) -> str:
+    """Control characters by their numbers, as ⟨U+202E⟩: then none of them hides or turns what stands around it."""
+    return text.translate(_VISIBLE)
 
 
 @cache
 def stop_words() -> frozenset[str]:
     """The English words that say little by themselves, negations included."""
-    return frozenset(files("attsvm.text").joinpath("stop_words.txt").read_text(encoding="utf-8").split())
+    return _listed("stop_words.txt")
+
+
+@cache
+def _elements() -> frozenset[str]:
+    """The elements of HTML, old ones included: other words between < and > are text."""
+    return _listed("html_elements.txt")
+
+
+def _listed(file: str) -> frozenset[str]:
+    return frozenset(files("attsvm.text").joinpath(file).read_text(encoding="utf-8").split())
 
 
 def checked_texts(texts: Any, name: str = "texts") -> list[str]:

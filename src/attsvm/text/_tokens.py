@@ -47,12 +47,13 @@ class Tokens:
         """(vocabulary,) how often each word occurs in all texts together"""
         return np.bincount(self.ids, minlength=len(self.vocabulary))
 
-    def document_counts(self) -> np.ndarray:
-        """(vocabulary,) in how many texts each word occurs"""
-        width = len(self.vocabulary)
+    def document_counts(self, times: np.ndarray | None = None) -> np.ndarray:
+        """(vocabulary,) in how many texts each word occurs, text `i` counted `times[i]` times"""
+        width = max(1, len(self.vocabulary))
         pairs = np.sort(self.text_of.astype(np.int64) * width + self.ids)  # np.unique is several times slower
-        first = np.diff(pairs, prepend=-1) != 0
-        return np.bincount(pairs[first] % max(1, width), minlength=width)
+        pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+        weights = None if times is None else times[pairs // width]
+        return np.bincount(pairs % width, weights, minlength=len(self.vocabulary))
 
     def purge(self, least: int) -> Tokens:
         """Without the words that occur less than `least` times; the others keep their order and get new numbers."""
