@@ -283,7 +283,7 @@ def _digest(arrays: Mapping[str, np.ndarray], strings: Mapping[str, str]) -> str
     found = sha256(json.dumps(dict(strings), sort_keys=True).encode())
     for name in sorted(arrays):
         found.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        found.update(np.ascontiguousarray(arrays[name]))
+        found.update(arrays[name].tobytes())
     return found.hexdigest()
 
 
