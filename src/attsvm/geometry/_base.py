@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
+from attsvm.geometry._blocks import Blocks
 
 MATRIX_AXES = (-2, -1)
 NODES = 32
@@ -71,6 +72,10 @@ class Geometry(ABC):
 
     def _missing(self, method: str) -> AttsvmError:
         return AttsvmError(f"geometry {self.name} must define {method} to be used here, but it does not.")
+
+    def blocks(self, d: int, e: int) -> Blocks | None:
+        """The blocks of a d × e matrix that make this norm, if it is one of those; then `solve` needs no smoothness."""
+        return None
 
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise (none: 0); float64.
