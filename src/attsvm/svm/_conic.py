@@ -230,8 +230,32 @@ def _answer(blocks: Blocks, problem: _Problem, state: _State) -> tuple[Tensor, T
     if blocks.kind == "max":
         lam = state.x * problem.there
         lam = lam.scatter_add(1, problem.order, state.eta * problem.equal)
+        nu = state.y[:, -1]
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.l).sum(1)
+        if bool((gap < 1e-6 * nu).any()):
+            lam = _matched(problem, lam, -2 * state.X[:, :, :k, k:])
         return problem.off(state.y), lam
     return -2 * state.X[:, :, :k, k:], state.y[:, :-1]
+
+
+def _matched(problem: _Problem, lam: Tensor, U: Tensor) -> Tensor:
+    """Multipliers near λ with A'λ = U, in proportion to their size: rows at the margin have lost digits of theirs."""
+    equal = torch.zeros_like(lam).scatter_add(1, problem.order, problem.equal.to(lam.dtype)) > 0
+    weight = torch.where(equal, lam.abs().amax(1, keepdim=True), lam.abs())
+    A = problem.L.mT[:, :, :-1].scatter_add(
+        1, problem.order[..., None].expand(-1, -1, problem.L.shape[1] - 1), problem.E.mT[..., :-1]
+    )
+    R = weight[..., None] * A
+    G = R @ R.mT
+    diagonal = G.diagonal(dim1=1, dim2=2)
+    diagonal += 1e-15 * diagonal.amax(1, keepdim=True) + 1e-300
+    L, info = cholesky_ex(G)
+    new = lam
+    for _ in range(2):
+        left = U.flatten(1) - (new[:, None] @ A)[:, 0]
+        new = new + weight * torch.cholesky_solve(R @ left[..., None], L)[..., 0]
+    fine = (info == 0) & new.isfinite().all(1) & ((new >= 0) | ~problem.there).all(1)
+    return torch.where(fine[:, None], new, lam)
 
 
 def _cone(problem: _Problem, y: Tensor, constant: float = 1.0) -> Tensor:
