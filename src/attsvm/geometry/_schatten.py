@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
@@ -67,6 +68,15 @@ class Schatten(Geometry):
     def dual_unit(self, G: Tensor) -> Tensor:
         return self._of_values(G, lambda s: Lp(self.p).dual_unit(s[..., None])[..., 0])
 
+    def gradient(self, W: Tensor) -> Tensor:
+        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
+
+    def hessian(self, W: Tensor) -> Tensor:
+        return _half_square_hessian(W, self.p)
+
+    def dual_hessian(self, G: Tensor) -> Tensor:
+        return _half_square_hessian(G, self.dual.p)
+
     def mirror(self, W: Tensor) -> Tensor:
         self._check_smooth()
         return self._of_values(W, lambda s: s ** (self.p - 1))
@@ -92,6 +102,46 @@ class Schatten(Geometry):
         """U f(σ) Vᵀ."""
         U, s, Vh = svd(W)
         return ((U * f(s)[..., None, :]) @ Vh).to(W.dtype)
+
+
+def _half_square_hessian(W: Tensor, p: float) -> Tensor:
+    """The Hessian (B, D, D) of ½(Σσ^p)^(2/p), in the basis of the singular vectors made of 2 × 2 blocks.
+
+    With f = ½‖σ‖_p², a change E in that basis has the second derivative Σ f_ij E_ii E_jj + Σ_{i<j} α_ij ((E_ij + E_ji)²
+    + β_ij (E_ij − E_ji)²)/2 with α = (f_i − f_j)/(σ_i − σ_j) and β = (f_i + f_j)/(σ_i + σ_j); outside of the smaller
+    side it is f_i/σ_i.
+    """
+    B, d, e = W.shape
+    k = min(d, e)
+    U, s, Vh = torch.linalg.svd(W, full_matrices=True)
+    s = s.clamp_min(1e-12 * s[:, :1].clamp_min(1e-300))
+    norm = Lp(p).norm(s[..., None])[:, None]
+    unit = s / norm
+    slope = norm * unit ** (p - 1)  # f_i
+    bend = (p - 1) * unit ** (p - 2)
+    a, b = s[:, :, None], s[:, None]
+    apart = (a - b).abs() > 1e-6 * (a + b)
+    alpha = torch.where(apart, (slope[:, :, None] - slope[:, None]) / (a - b), (bend[:, :, None] + bend[:, None]) / 2)
+    beta = (slope[:, :, None] + slope[:, None]) / (a + b)
+    # Weights of E_ij with itself and with E_ji.
+    own = torch.zeros(B, d, e, dtype=W.dtype, device=W.device)
+    ratio = slope / s
+    own[:] = ratio[:, None] if d > e else ratio[:, :, None] if e > d else 0.0
+    own[:, :k, :k] = (alpha + beta) / 2
+    own.diagonal(dim1=1, dim2=2).copy_(bend)
+    H = torch.diag_embed(own.flatten(1)).reshape(B, d, e, d, e)
+    i, j = torch.triu_indices(k, k, 1, device=W.device)
+    cross = ((alpha - beta) / 2)[:, i, j]
+    H[:, i, j, j, i] = cross
+    H[:, j, i, i, j] = cross
+    c = torch.arange(k, device=W.device)
+    root = unit ** (p - 1)
+    H[:, c[:, None], c[:, None], c, c] += (2 - p) * root[:, :, None] * root[:, None]
+    # Back to the entries: W = U Σ Vᵀ on both sides.
+    H = torch.einsum("bai,bijkl->bajkl", U, H)
+    H = torch.einsum("bjc,bajkl->backl", Vh, H)
+    H = torch.einsum("bmk,backl->bacml", U, H)
+    return torch.einsum("bln,bacml->bacmn", Vh, H).reshape(B, d * e, d * e)
 
 
 def Spectral() -> Schatten:

@@ -20,6 +20,7 @@ from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
+from attsvm.svm._smooth import solve_smooth
 from attsvm.svm._rows import Iterates, Rows, System
 
 _CANCELLED = 1e-8
@@ -186,7 +187,10 @@ def _run(system: System, geometry: Geometry, tol: float, max_iterations: int, ca
         geometry = Lp(2)
     if isinstance(geometry, Lp):
         return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
-    raise NotImplementedError
+    # Where the dual norm bends without bound its norm does not.
+    free = isinstance(geometry, Schatten) and geometry.p > 2
+    run = solve_smooth(system, geometry, tol, max_iterations, cancelled, free)
+    return run
 
 
 def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
