@@ -36,8 +36,8 @@ def cone_start(
 
     From there Theorems 2 to 4 of mirror-descent apply, and Theorem 7 of TF-as-SVM with p = 2. W(0) has norm R of
     `radius`, and leans so far that its directional Bregman divergence to the solution is `lean` (0 to 1) times μ₀/3, to
-    a random side, one stream a trial as in `Gaussian`. `tokens` are the optimal ones if not given. R is large, 10⁵ times
-    ‖W_mm‖ and more: steps that are not normalised do not move W in float64 any more.
+    a random side, one stream a trial as in `Gaussian`. `tokens` are the optimal ones if not given. R is large, 10⁵
+    times ‖W_mm‖ and more: steps that are not normalised do not move W in float64 any more.
     """
     geometry = parse_geometry(geometry)
     if not isinstance(geometry, Lp):
