@@ -44,7 +44,7 @@ def main() -> None:
 def timed(problem: MarginProblem, norm: str) -> tuple[float, MaxMargin]:
     start = time.perf_counter()
     solution = solve(problem, norm)
-    solution.status.cpu()  # waits for the device
+    solution.codes.cpu()  # waits for the device
     return time.perf_counter() - start, solution
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attsvm.transformer import Images, load_data, save_data
-from attsvm.transformer._data import image_data
+from attsvm.transformer import Images, image_data, load_data, save_data
 
 CHUNK = 2000
 

@@ -6,10 +6,11 @@ brings the two together.
 """
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 from attsvm._version import __version__
 from attsvm.data import (
+    Head,
     LinearHead,
     MLPHead,
     QuadraticHead,
@@ -23,9 +24,11 @@ from attsvm.data import (
     sphere,
 )
 from attsvm.diagnostics import Verdict, verdict
-from attsvm.dynamics import Gaussian, Growing, Near, Trajectory, regularization_path, train
+from attsvm.dynamics import Gaussian, Growing, MirrorDescent, Near, Trajectory, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, parse_geometry
+from attsvm.objective import Loss
+from attsvm.paths import RegularizationPath, regularization_path
 from attsvm.svm import (
     MarginProblem,
     MaxMargin,
@@ -39,15 +42,24 @@ from attsvm.svm import (
     solve,
     token_margin,
 )
+from attsvm.sweeps import sweep
 
-_SUBPACKAGES = ("embeddings", "models", "optim", "transformer")  # not needed by what is above
+_SUBPACKAGES = ("embeddings", "experiments", "models", "optim", "plots", "report", "search", "text", "transformer")
+"""Not needed by what is above, and some of them need more packages."""
+_SEARCH = ("basins", "cone_start", "falsify")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
+    if name in _SEARCH:
+        return getattr(importlib.import_module("attsvm.search"), name)
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBPACKAGES})
 
 
 __all__ = [
@@ -56,14 +68,18 @@ __all__ = [
     "Gaussian",
     "Geometry",
     "Growing",
+    "Head",
     "LinearHead",
+    "Loss",
     "Lp",
     "MLPHead",
     "MarginProblem",
     "MaxMargin",
+    "MirrorDescent",
     "Near",
     "Nuclear",
     "QuadraticHead",
+    "RegularizationPath",
     "Status",
     "TokenData",
     "Trajectory",
@@ -85,6 +101,7 @@ __all__ = [
     "save",
     "solve",
     "sphere",
+    "sweep",
     "token_margin",
     "train",
     "verdict",

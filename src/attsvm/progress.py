@@ -1,22 +1,54 @@
-"""A progress bar, if rich is installed and it is wanted."""
+"""The progress bar of everything that takes long, if it is wanted. It needs rich."""
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 from attsvm.errors import AttsvmError
 
 
+class Tell(Protocol):
+    """What a bar is told: how far the work is (perhaps between two steps), in words, and what else there is to say."""
+
+    def __call__(self, reached: float, words: str | None = None, more: str = "") -> None: ...
+
+
 @contextmanager
-def progress_bar(wanted: bool, first: int, last: int) -> Iterator[Callable[[float], None]]:
-    """Yield a function that is told the step reached (a fraction while only some chunks are there)."""
-    if not wanted:
-        yield lambda step: None
+def progress_bar(wanted: bool, first: float, last: float | None, words: str = "") -> Iterator[Tell]:
+    """A bar from `first` to `last` on standard error, with the time left; yields what is to be told of progress.
+
+    Where nobody knows the end, `last` is None: the bar is then a sign of life that only a terminal shows. Without
+    `words` of its own the bar says "step 3 of 10".
+    """
+
+    def said(reached: float, given: str | None) -> str:
+        return given or words or f"step {reached:.0f} of {last:g}"
+
+    def tell(reached: float, words: str | None = None, more: str = "") -> None:
+        if bar is not None:
+            bar.update(task, completed=reached, description=said(reached, words), more=more)
+
+    bar = _bar(last) if wanted else None
+    if bar is None:
+        yield tell
         return
+    task = bar.add_task(said(first, None), total=last, completed=first, more="")
+    with bar:
+        yield tell
+
+
+def _bar(last: float | None) -> Any:
     try:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich import progress
+        from rich.console import Console
     except ImportError as error:
         raise AttsvmError("progress needs the rich package: pip install attsvm[cli].") from error
-    columns = (TextColumn("step {task.completed:.0f} of {task.total}"), BarColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
-        task = bar.add_task("train", total=last, completed=first)
-        yield lambda step: bar.update(task, completed=step)
+    text, more = progress.TextColumn("{task.description}"), progress.TextColumn("{task.fields[more]}")
+    console = Console(stderr=True)
+    if last is None:
+        columns = (progress.SpinnerColumn(), text, progress.TimeElapsedColumn())
+        return progress.Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    columns = (text, progress.BarColumn(), more, progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+    return progress.Progress(*columns, console=console)

@@ -77,7 +77,8 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
     with np.load(folder / "flat_solution.npz") as written:
         assert (written["status"] == 1).any()
         assert len(written["W"]) == 8
-        assert (str(written["geometry"]), len(written["norm"])) == ("l2", 8)
+        assert json.loads(str(written["geometry"])) == {"kind": "Lp", "p": 2.0}
+        assert len(written["norm"]) == 8
 
 
 @pytest.mark.parametrize(

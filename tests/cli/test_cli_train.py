@@ -74,7 +74,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
     undisturbed = [argument if argument != "killed" else "undisturbed" for argument in arguments]
     run(*undisturbed, cwd=folder)
     killed, whole = (Trajectory.load(folder / x / "trajectory.safetensors") for x in ("killed", "undisturbed"))
-    assert torch.equal(killed.state.theta["W"], whole.state.theta["W"])
+    assert torch.equal(killed.state.blocks["W"]["theta"], whole.state.blocks["W"]["theta"])
     assert torch.equal(killed.steps, whole.steps)
     assert all(torch.equal(killed.records[name], whole.records[name]) for name in whole.records)
     assert not [path for path in (folder / "killed").iterdir() if ".tmp" in path.name]
@@ -83,9 +83,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds another run"),
-        (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "--steps must be at least"),
-        (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds another run"),
+        ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds a run with lr.W.eta 0.1, not 0.3"),
+        (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "steps must be at least"),
+        (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds a run with other data"),
         ((*TRAIN, "--out", "data.npz"), "cannot be made"),
         (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "1 < p"),
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
@@ -115,7 +115,7 @@ def test_the_seed_draws_the_factors(folder: Path) -> None:
         options = ("--parameterization", "KQ", "--steps", "5", "--quiet", "--seed", seed)
         run("train", "data.npz", *options, "--out", f"seed-{seed}", cwd=folder)
     first, other = (Trajectory.load(folder / f"seed-{seed}" / "trajectory.safetensors") for seed in "07")
-    assert not torch.equal(first.state.theta["K"], other.state.theta["K"])
+    assert not torch.equal(first.state.blocks["K"]["theta"], other.state.blocks["K"]["theta"])
 
 
 def test_interrupted_before_anything_is_kept_it_does_not_say_so(folder: Path) -> None:

@@ -23,7 +23,7 @@ from attsvm.diagnostics._combinatorial import label_loss
 
 def test_the_losses_of_the_papers_obey_a() -> None:
     assert all(assumption_a(loss) for loss in ("logistic", "exponential", "correlation"))
-    with pytest.raises(AttsvmError, match="loss must be one of"):
+    with pytest.raises(AttsvmError, match="loss must be a Loss"):
         assumption_a("hinge")
 
 

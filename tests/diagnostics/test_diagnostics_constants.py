@@ -10,16 +10,13 @@ from diagnostics_naive import logit, loss, masked_data, queries, random_tokens, 
 from attsvm import AttsvmError, Lp, TokenData, att_svm, example1, solve, sphere
 from attsvm.diagnostics import (
     constants,
-    curvature,
-    gradient,
     is_locally_optimal,
     lipschitz_constant,
     loss_constants,
     margins,
     radius,
-    step_convexity,
 )
-from attsvm.diagnostics._landscape import scaled_gradient
+from attsvm.objective import curvature, gradient, scaled_gradient, step_convexity
 
 LOSSES = ["logistic", "exponential", "correlation"]
 

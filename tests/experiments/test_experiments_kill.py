@@ -18,7 +18,7 @@ from run_toy import slow
 
 from attsvm.experiments._runner import run_experiments
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "helpers"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
 pytestmark = [
     pytest.mark.slow,

@@ -27,7 +27,7 @@ def test_random_instances_are_solved_to_the_gap(size: tuple[int, int, int], geom
     data = sphere(*size, trials=500, seed=3)
     problem = att_svm(data, random_tokens(data))
     solution = solve(problem, geometry)
-    assert not (solution.status == Status.NOT_CONVERGED).any()
+    assert not solution.open.any()
     assert (solution.gap[solution.solved] <= 1e-9).all()
     assert_optimal(problem, solution, 1e-9)
     assert_farkas(problem, solution)
@@ -94,7 +94,7 @@ def test_a_vector_has_the_same_nuclear_and_euclidean_norm() -> None:
     data = attsvm.TokenData.cls(sphere(5, 4, 7, trials=30, seed=4).X)
     problem = att_svm(data, random_tokens(data))
     nuclear, frobenius = solve(problem, "nuclear"), solve(problem, "frobenius")
-    assert torch.equal(nuclear.status, frobenius.status)
+    assert nuclear.status == frobenius.status
     ok = frobenius.solved
     assert torch.allclose(nuclear.norm[ok], frobenius.norm[ok], rtol=2e-9)
 
@@ -185,18 +185,18 @@ def test_duplicate_tokens_and_zero_queries(geometry: str) -> None:
     X[1, 0, 3] = X[1, 0, 2]  # two equal competitors: fine
     X[2, 0, 3] = X[2, 0, 0]  # the selected token twice: impossible
     solution = solve(att_svm(attsvm.TokenData.cross(X, Z), [0, 0, 0]), geometry)
-    assert solution.status.tolist() == [Status.SOLVED, Status.SOLVED, Status.INFEASIBLE]
+    assert solution.status == [Status.SOLVED, Status.SOLVED, Status.INFEASIBLE]
     assert solution.multipliers[2].count_nonzero() == 1
     Z[0, 1] = 0
     solution = solve(att_svm(attsvm.TokenData.cross(X, Z), [0, 0, 0]), geometry)
-    assert solution.status.tolist() == [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
+    assert solution.status == [Status.INFEASIBLE, Status.SOLVED, Status.INFEASIBLE]
 
 
 def test_an_unfinished_instance_keeps_its_certified_bracket() -> None:
     problem = att_svm(sphere(6, 8, 10, trials=20, seed=3))
     best = solve(problem, "l3").norm
     cut = solve(problem, "l3", max_iterations=5)
-    assert (cut.status == Status.NOT_CONVERGED).any()
+    assert cut.open.any()
     assert (cut.lower <= best * (1 + 1e-12)).all()
     assert (cut.upper >= best * (1 - 1e-9)).all()
 
@@ -214,7 +214,7 @@ def test_wrong_arguments() -> None:
             solve(wrong)  # type: ignore[arg-type]
     with pytest.raises(attsvm.AttsvmError, match="data must be TokenData"):
         att_svm(np.zeros((2, 3, 4)), [0, 1])  # type: ignore[arg-type]
-    with pytest.raises(attsvm.AttsvmError, match="trajectory must be a run"):
+    with pytest.raises(attsvm.AttsvmError, match="run must be a Trajectory"):
         attsvm.verdict(None)  # type: ignore[arg-type]
 
 
@@ -223,7 +223,7 @@ def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr("attsvm.svm._solve.solve_lp", full)
-    with pytest.raises(attsvm.AttsvmError, match="an instance of 4 rows needs about 0 GB of memory"):
+    with pytest.raises(attsvm.AttsvmError, match=r"an instance of 4 rows needs about .* GB of memory"):
         solve(att_svm(sphere(2, 3, 4)))
 
 
@@ -248,7 +248,7 @@ def test_rows_of_very_different_length(geometry: str) -> None:
 def test_a_second_attempt_solves_what_the_first_does_not() -> None:
     data = sphere(5, 6, 4, trials=200, seed=0)
     solution = solve(att_svm(data), "l100")
-    assert (solution.status == Status.NOT_CONVERGED).sum() <= 4
+    assert solution.open.sum() <= 4
     assert_optimal(att_svm(data), solution, 1e-9)
 
 
@@ -259,10 +259,39 @@ def test_short_rows_beside_long_ones_are_not_taken_for_zero(norm: str, short: fl
     X = np.array([[[2.0, 0], [0, 0]], [[0, short], [0, 0]]])
     problem = att_svm(attsvm.TokenData.cross(X, np.eye(2)), [0, 0])
     solution = solve(problem, norm)
-    assert solution.status.item() != Status.INFEASIBLE
+    assert solution.status != [Status.INFEASIBLE]
     # Both rows see one entry of W each, so W = diag(1/2, 1/short).
     q = float(norm[1:])
     expected = (0.5**q + short**-q) ** (1 / q)
     assert solution.lower.item() <= expected * (1 + 1e-9)
     if solution.solved.item():
         assert solution.upper.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_solutions_are_saved_indexed_and_shown(tmp_path) -> None:
+    data = sphere(3, 4, 2, trials=12, seed=0)  # some of them infeasible
+    solution = solve(att_svm(data), "l1.5")
+    assert {str(status) for status in solution.status} == {"solved", "infeasible"}
+    for suffix in (".npz", ".safetensors"):
+        solution.save(tmp_path / f"solution{suffix}", data.optimal_tokens())
+        loaded = attsvm.MaxMargin.load(tmp_path / f"solution{suffix}")
+        assert loaded.status == solution.status
+        assert loaded.geometry == solution.geometry
+        assert torch.equal(loaded.W.nan_to_num(), solution.W.nan_to_num())
+        assert torch.equal(loaded.support_tokens, solution.support_tokens)
+        assert torch.equal(loaded.multipliers, solution.multipliers)
+    assert torch.equal(solution[3].lower, solution.lower[3:4])
+    assert torch.equal(solution[-1].support_tokens, solution.support_tokens[-1:])
+    assert torch.equal(solution[solution.solved].norm, solution.norm[solution.solved])
+    assert [len(part) for part in solution] == [1] * 12
+    rows = solution.rows()
+    assert [row["status"] for row in rows] == [str(status) for status in solution.status]
+    assert solution._repr_html_().count("<tr>") == 13
+    table = solution.to_dataframe()
+    assert len(table) == 12
+    solved = solution.solved.nonzero()[0].item()
+    picture = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    assert solution.plot(solved, picture) is picture
+    assert torch.equal(torch.from_numpy(picture.images[0].get_array().data), solution.W[solved])
+    with pytest.raises(attsvm.AttsvmError, match="is infeasible"):
+        solution.plot(solution.infeasible.nonzero()[0].item())

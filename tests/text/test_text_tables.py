@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from attsvm import AttsvmError
+from attsvm.tables import read_table, write_table
 from attsvm.text import read_texts
-from attsvm.text._tables import read_table, write_table
 
 TEXTS = ["plain", 'a "quoted", comma', "two\nlines", "", "emoji 🎬 and é"]
 

@@ -161,11 +161,11 @@ def test_divergence_is_said(tmp_path: Path) -> None:
 def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     fit(TEXTS, settings(epochs=1), out=tmp_path)
     for changed in (settings(seed=1), settings(sizes=SIZES | {"width": 8}), settings(lr=1e-3)):
-        with pytest.raises(AttsvmError, match="checkpoint of another run, with"):
+        with pytest.raises(AttsvmError, match="holds another run, with"):
             fit(TEXTS, changed, out=tmp_path)
-    with pytest.raises(AttsvmError, match="checkpoint of another run, with data"):
+    with pytest.raises(AttsvmError, match="holds another run, with other data"):
         fit(synthetic_sentiment(48, 20, length=16, seed=1), settings(), out=tmp_path)
-    with pytest.raises(AttsvmError, match="with groups '' and not 'all'"):  # nothing is seen to be nothing
+    with pytest.raises(AttsvmError, match="with groups '', not all"):  # nothing is seen to be nothing
         fit(TEXTS, settings(groups="all"), out=tmp_path)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no")
     with pytest.raises(AttsvmError, match="not a readable"):
@@ -308,18 +308,18 @@ def test_a_process_without_rows_has_no_gradient() -> None:
 def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attsvm.cli import _transformer
 
-    options = "--data synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
+    options = "synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
     straight, cut = ([*options.split(), str(tmp_path / name)] for name in ("straight", "cut"))
     assert CliRunner().invoke(_transformer.app, ["fit", *straight]).exit_code == 0
     seen: list[Progress] = []
 
-    def interrupt(bar: Any, progress: Progress) -> None:
+    def interrupt(progress: Progress) -> None:
         seen.append(progress)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_transformer._Bar, "update", interrupt)
+        patched.setattr(_transformer, "_told", lambda *_: interrupt)
         stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
     assert stopped.exit_code == 130
     assert "the same command goes on from there" in stopped.output

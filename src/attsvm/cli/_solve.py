@@ -16,9 +16,9 @@ from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.data import TokenData, load
 from attsvm.errors import AttsvmError
-from attsvm.files import checked_path, write_arrays
+from attsvm.files import checked_path
 from attsvm.geometry import parse_geometry
-from attsvm.svm import MaxMargin, Status, att_svm, solve
+from attsvm.svm import MaxMargin, att_svm, solve
 
 
 def solve_command(
@@ -29,8 +29,8 @@ def solve_command(
     tokens: Annotated[
         str,
         typer.Option(
-            help="Selected tokens: 'optimal' (highest score); numbers such as 0,2,1, one a query in the order of "
-            "the sequences; a .npy file, (n, K) or (trials, n, K); or a text file of numbers, a line a sequence."
+            help="Selected tokens: 'optimal' (highest score); numbers such as 0,2,1, one per query in the order of "
+            "the sequences; a .npy file, (n, K) or (trials, n, K); or a text file of numbers, a line per sequence."
         ),
     ] = "optimal",
     tol: Annotated[float, typer.Option(help="Relative gap to certify.")] = 1e-9,
@@ -47,7 +47,7 @@ def solve_command(
     chosen = _read_tokens(tokens, loaded)
     solution = solve(att_svm(loaded, chosen), geometry, tol=tol)
     if out is not None:
-        write_arrays(out, _arrays(solution, chosen), {"format": "attsvm-solution/2", "geometry": geometry.name})
+        solution.save(out, chosen)
     if as_json:
         typer.echo(json.dumps(_as_json(solution, chosen, tol), indent=1, allow_nan=False))
     else:
@@ -77,13 +77,8 @@ def _read_tokens(text: str, data: TokenData) -> Tensor:
         return data.check_tokens(lines.astype(np.int64))
     numbers = lines[0]
     if len(numbers) != data.n * data.K:
-        raise AttsvmError(f"--tokens must have n·K = {data.n * data.K} numbers, one a query, but got {len(numbers)}.")
+        raise AttsvmError(f"--tokens must have n·K = {data.n * data.K} numbers, one per query, but got {len(numbers)}.")
     return data.check_tokens(numbers.reshape(data.n, data.K))
-
-
-def _arrays(solution: MaxMargin, tokens: Tensor) -> dict[str, Tensor]:
-    names = ("W", "multipliers", "norm", "margin", "lower", "upper", "status", "iterations", "support_tokens")
-    return {name: getattr(solution, name) for name in names} | {"tokens": tokens}
 
 
 def _as_json(solution: MaxMargin, tokens: Tensor, tol: float) -> dict[str, Any]:
@@ -93,7 +88,7 @@ def _as_json(solution: MaxMargin, tokens: Tensor, tol: float) -> dict[str, Any]:
         "trials": [
             {
                 "trial": b,
-                "status": _status(solution, b),
+                "status": str(solution.status[b]),
                 **{name: _finite(getattr(solution, name)[b]) for name in ("norm", "margin", "gap", "lower", "upper")},
                 "iterations": int(solution.iterations[b]),
                 "tokens": tokens[b].tolist(),
@@ -107,10 +102,6 @@ def _as_json(solution: MaxMargin, tokens: Tensor, tol: float) -> dict[str, Any]:
 def _finite(value: Tensor) -> float | None:
     """JSON has no infinity: None stands for it."""
     return value.item() if bool(value.isfinite()) else None
-
-
-def _status(solution: MaxMargin, b: int) -> str:
-    return Status(int(solution.status[b])).name.lower().replace("_", " ")
 
 
 def _support(solution: MaxMargin, b: int) -> list[list[list[int]]]:
@@ -128,7 +119,7 @@ def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
         feasible = solution.norm[b].isfinite()
         table.add_row(
             str(b),
-            _status(solution, b),
+            str(solution.status[b]),
             f"{solution.norm[b].item():.6g}" if feasible else "–",
             f"{solution.margin[b].item():.6g}",
             f"{solution.gap[b].item():.1e}" if feasible else "–",
@@ -142,7 +133,7 @@ def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
 
 
 def _warn(solution: MaxMargin) -> None:
-    infeasible, open_ = int(solution.infeasible.sum()), int((solution.status == Status.NOT_CONVERGED).sum())
+    infeasible, open_ = int(solution.infeasible.sum()), int(solution.open.sum())
     if infeasible:
         typer.echo(
             f"{infeasible} of {len(solution)} trials are infeasible: no W separates the selected tokens; choose "

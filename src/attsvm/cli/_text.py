@@ -13,11 +13,13 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.files import is_there
+from attsvm.identity import check_kind
+from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
     from attsvm.text import AttentionTextClassifier
@@ -105,8 +107,8 @@ def fit_command(
         held = _held_out(labels, test, seed)
         held_out = ([one for one, away in zip(texts, held) if away], labels[held])
         texts, labels = [one for one, away in zip(texts, held) if not away], labels[~held]
-    with _Spinner(not quiet) as spinner:
-        model._fit(texts, labels, None, spinner.say)
+    with progress_bar(not quiet, 0, None, "starting") as tell:
+        model._fit(texts, labels, None, lambda stage, n: tell(n, f"{stage}, iteration {n}" if n else stage))
     model.text_column_ = text
     model.save(out)
     output = console()
@@ -137,7 +139,7 @@ def predict_command(
     """Add the columns `predicted` and `probability` to a table of texts."""
     import pyarrow as pa
 
-    from attsvm.text import _tables as tables
+    from attsvm import tables
 
     classifier = _load(model)
     names = [text or classifier.text_column_ or "text", text or "text"]
@@ -212,7 +214,7 @@ def words_command(
     if out is not None:
         import pyarrow as pa
 
-        from attsvm.text._tables import write_table
+        from attsvm.tables import write_table
 
         columns: dict[str, Any] = {"word": words.word, "importance": words.importance, "texts": words.texts}
         columns |= {f"direction {label}": words.direction[:, k] for k, label in enumerate(words.classes.tolist())}
@@ -228,11 +230,12 @@ def _load(folder: Path) -> AttentionTextClassifier:
 
 def _check_folder(out: Path) -> None:
     """Say before the work, not after it, that the model cannot be written."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if is_there(path))
     if not there.is_dir():
         raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
     if not os.access(there, os.W_OK):
         raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
+    check_kind(out, "text fit")
 
 
 def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
@@ -299,25 +302,3 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
 
 def _plural(things: list[str], name: str) -> str:
     return name if len(things) == 1 else f"{name}s"
-
-
-class _Spinner:
-    """What is being done, on standard error."""
-
-    def __init__(self, wanted: bool) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        terminal = Console(stderr=True)
-        self.progress = Progress(
-            *columns, console=terminal, disable=not (wanted and terminal.is_terminal), transient=True
-        )
-        self.task = self.progress.add_task("", total=None)
-
-    def __enter__(self) -> _Spinner:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def say(self, stage: str, iteration: int) -> None:
-        self.progress.update(self.task, description=f"{stage}, iteration {iteration}" if iteration else stage)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attsvm.checks import as_device
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
+from attsvm.progress import Tell, progress_bar
 
 if TYPE_CHECKING:
     from attsvm.transformer import Progress as Reached
 
 app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
 
-DataOption = Annotated[
+DataArgument = Annotated[
     str,
-    typer.Option(
+    typer.Argument(
         help="Reviews (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; tokens in .npz), images "
         "(.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
         show_default=False,
@@ -63,7 +62,7 @@ _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "v
 @app.command("fit")
 def fit_command(
     context: typer.Context,
-    data: DataOption,
+    data: DataArgument,
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     tokenizer: TokenizerOption = None,
@@ -106,9 +105,7 @@ def fit_command(
 
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
-    from attsvm.transformer import Settings, fit, load_data
-    from attsvm.transformer._evaluate import best_epoch
-    from attsvm.transformer._fit import BEST
+    from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data
 
     as_device(device)
     for name in _given(context, _USED_BY):
@@ -138,10 +135,10 @@ def fit_command(
     )
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
-    bar = _Bar(speaks and not quiet, epochs, "tokens" if loaded.kind == "text" else "images")
-    with bar, asked_to_stop() as enough:
+    with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
+        report = _told(tell, epochs, "tokens" if loaded.kind == "text" else "images")
         fitted = fit(
-            loaded, settings, device=device, out=out, stop=enough.is_set, report=bar.update, accelerator=accelerator
+            loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
         )
     if fitted.stopped == "interrupted":
         typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
@@ -174,7 +171,7 @@ def fit_command(
 @app.command("tokens")
 def tokens_command(
     context: typer.Context,
-    data: DataOption,
+    data: DataArgument,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
     length: LengthOption = 512,
@@ -191,7 +188,7 @@ def tokens_command(
 @app.command("attention")
 def attention_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of transformer fit, or results of pieces (.json).", show_default=False)
+        list[Path], typer.Argument(help="Folders of transformer fit, or kept results (.json).", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The .html page to write.")],
     tokenizer: TokenizerOption = None,
@@ -200,9 +197,9 @@ def attention_command(
     ] = False,
 ) -> None:
     """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    from attsvm.experiments.transformers import read_result
     from attsvm.models import TextTransformer
     from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
-    from attsvm.transformer._pieces import read_result
 
     probes = None if tokenizer is None else encode_probes(tokenizer)
     found: dict[str, Any] = {}
@@ -212,10 +209,8 @@ def attention_command(
         name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":
             if best:
-                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is the result of a piece.")
+                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is a kept result.")
             result = read_result(place)
-            if result is None:
-                raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
             if "probes" in result:
                 found[name] = result["probes"]
             else:
@@ -264,32 +259,15 @@ def _accelerator(device: str) -> Any:
     return Accelerator(cpu=device == "cpu")
 
 
-class _Bar:
+def _told(tell: Tell, epochs: int, unit: str) -> Callable[[Reached], None]:
     """Epochs done, throughput, the last accuracies, and the time left at most (the stopping rule may come first)."""
 
-    def __init__(self, wanted: bool, epochs: int, unit: str) -> None:
-        self.epochs, self.unit = epochs, unit
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[last]}"))
-        self.progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=not wanted
-        )
-        self.task = self.progress.add_task("starting", total=epochs, last="")
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def update(self, reached: Reached) -> None:
-        last = f"{reached.rate:,.0f} {self.unit}/s"
+    def report(reached: Reached) -> None:
+        more = f"{reached.rate:,.0f} {unit}/s"
         if reached.history:
             row = reached.history[-1]
-            last += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
-        self.progress.update(
-            self.task,
-            completed=reached.epoch + reached.batch / reached.batches,
-            description=f"epoch {reached.epoch + 1} of at most {self.epochs}",
-            last=last,
-        )
+            more += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
+        done = reached.epoch + reached.batch / reached.batches
+        tell(done, f"epoch {reached.epoch + 1} of at most {epochs}", more)
+
+    return report

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from attsvm.cli._common import console
-from attsvm.diagnostics import Signature, Verdict, direction_error, verdict
+from attsvm.diagnostics import Verdict, verdict
 from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
@@ -44,14 +44,13 @@ def write_verdict(judged: Verdict, folder: Path) -> None:
 
 def draw_run(trajectory: Trajectory, judged: Verdict, folder: Path) -> list[Path]:
     """The direction error and the softmax weight along the run, as .png and .svg; what was not recorded is left out."""
-    from attsvm.plots import direction_figure, save_figure, weight_figure
+    from attsvm.plots import new_figure, save_figure, weight_figure
 
     records, name = trajectory.records, f"{trajectory.parameterization} in {trajectory.geometry.name}"
     figures = {}
     if "W" in records and len(trajectory):
-        error = direction_error(judged.W_mm, records["W"], trajectory.geometry)
-        panel = {f"{name}, {len(trajectory)} trials": (trajectory.steps, {"": error})}
-        figures["direction"] = direction_figure(panel, judged.error_name, "Distance to the SVM of the selected tokens")
+        figures["direction"], ((ax,),) = new_figure(1, 1, (5.0, 3.4))
+        judged.plot(ax).set_title(f"{name}, {len(trajectory)} trials: distance to the SVM of the selected tokens")
     if {"top_weight", "log_rest"} <= records.keys() and len(trajectory):
         figures["weight"] = weight_figure(trajectory.steps, records["top_weight"], records["log_rest"], name)
     written = []
@@ -64,32 +63,9 @@ def draw_run(trajectory: Trajectory, judged: Verdict, folder: Path) -> list[Path
 
 def print_verdict(judged: Verdict) -> None:
     """The verdict as a table, with the advice where a trial went wrong."""
-    summary = judged.summary()
-    trials = summary["trials"]
-    table = Table(
-        title=f"Verdict on {trials} trials after {summary['steps']} steps", title_justify="left", show_header=False
-    )
+    table = Table(title=judged.title, title_justify="left", show_header=False)
     table.add_column(style="bold", ratio=2)
     table.add_column(ratio=3)
-    table.add_row("predicted limit", summary["limit"])
-    table.add_row(
-        "reached", f"{summary['reached']} of {trials} ({summary['direction error']} ≤ {summary['tolerance']:g})"
-    )
-    for key in ("median direction error", "largest direction error", "median margin ratio", "median norm"):
-        table.add_row(key, _number(summary[key]))
-    for key in ("feasible", "globally optimal", "locally optimal"):
-        table.add_row(f"tokens {key}", f"{summary[key]} of {trials}")
-    power = summary["rate"]["median power of k"]
-    table.add_row("rate", "–" if power is None else f"error ~ k^{power:.2f} over the last half (in log k)")
-    for theorem, count in summary["theorems"].items():
-        table.add_row(theorem, f"conditions hold in {count} of {trials}")
-    if "head" in summary:
-        table.add_row("v: divergence", _number(summary["head"]["median directional Bregman divergence"]))
-    for signature, count in summary["signatures"].items():
-        if signature != Signature.REACHED.label:
-            table.add_row(signature, f"{count} of {trials}: {summary['advice'][signature]}")
+    for row in judged.table():
+        table.add_row(*row)
     console().print(table)
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None else f"{value:.3g}"

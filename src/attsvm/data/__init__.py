@@ -1,11 +1,12 @@
 """Token data: sequences, queries, labels, masks and heads of B independent trials."""
 
-from attsvm.data._generate import example1, example2, figure1, orthonormal, sphere
-from attsvm.data._heads import Head, LinearHead, MLPHead, QuadraticHead
-from attsvm.data._io import load, save
+from attsvm.data._generate import example1, example2, figure1, orthonormal, sphere, trial_numbers, trial_streams
+from attsvm.data._heads import FunctionHead, Head, LinearHead, MLPHead, QuadraticHead
+from attsvm.data._io import from_arrays, load, save
 from attsvm.data._token_data import TokenData
 
 __all__ = [
+    "FunctionHead",
     "Head",
     "LinearHead",
     "MLPHead",
@@ -14,8 +15,11 @@ __all__ = [
     "example1",
     "example2",
     "figure1",
+    "from_arrays",
     "load",
     "orthonormal",
     "save",
     "sphere",
+    "trial_numbers",
+    "trial_streams",
 ]

@@ -5,8 +5,10 @@ Every trial has a random stream of its own, Philox keyed by (seed, trial), so a 
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.random import Generator, Philox
 
 from attsvm.checks import as_count, as_real
@@ -50,7 +52,8 @@ def sphere(
         raise AttsvmError(
             f"self_attention takes queries ≤ T = {T} of size e = d = {d}, but got queries = {K} and e = {e}."
         )
-    streams = trial_streams(seed, trials)
+    numbers = trial_numbers(trials)
+    streams = trial_streams(seed, numbers)
     v = _unit(_normal(streams, d))
     Y = np.where(_normal(streams, n, K) < 0, -1.0, 1.0)
     X = _unit(_normal(streams, n, T, d))
@@ -63,7 +66,8 @@ def sphere(
             some = slice(start, start + step)
             _resample(streams[some], X[some], Y[some], v[some], allowed, gap)
     mask = np.broadcast_to(allowed, (len(streams), n, K, T))
-    return TokenData.cross(X, X[:, :, :K] if Z is None else Z, Y, v, mask)
+    data = TokenData.cross(X, X[:, :, :K] if Z is None else Z, Y, v, mask)
+    return replace(data, trials=torch.tensor(numbers, dtype=torch.long))
 
 
 def orthonormal(
@@ -84,12 +88,14 @@ def orthonormal(
     e = d if e is None else as_count("e", e)
     if d < T:
         raise AttsvmError(f"T must be at most d = {d} for orthonormal tokens, but got {T}.")
-    streams = trial_streams(seed, trials)
+    numbers = trial_numbers(trials)
+    streams = trial_streams(seed, numbers)
     v = _unit(_normal(streams, d))
     Q, R = np.linalg.qr(_normal(streams, n, d, T))
     # A positive diagonal of R makes Q uniform (Haar) instead of following the signs of the QR routine.
     Q *= np.where(np.diagonal(R, axis1=-2, axis2=-1) < 0, -1.0, 1.0)[..., None, :]
-    return TokenData.cross(Q.swapaxes(-1, -2), _unit(_normal(streams, n, K, e)), head=v)
+    data = TokenData.cross(Q.swapaxes(-1, -2), _unit(_normal(streams, n, K, e)), head=v)
+    return replace(data, trials=torch.tensor(numbers, dtype=torch.long))
 
 
 def figure1(*, trials: Trials = 1, seed: int = 0) -> TokenData:
@@ -120,15 +126,19 @@ def example2() -> TokenData:
     return TokenData.self_attention(X, Y=[1, -1], head=[-2.0 / 21.84, 4.6 / 21.84])
 
 
-def trial_streams(seed: int, trials: Trials) -> list[Generator]:
-    """The random stream of every trial."""
-    seed = as_count("seed", seed, 0, 2**64 - 1)
+def trial_numbers(trials: Trials) -> list[int]:
+    """The numbers of the trials, from their count or a list of them."""
     try:
         numbers = iter(trials)  # type: ignore[arg-type]
     except TypeError:
-        numbers = range(as_count("trials", trials, 0))
-    keys = [(seed, as_count("trials", trial, 0, 2**64 - 1)) for trial in numbers]
-    return [Generator(Philox(key=np.array(key, dtype=np.uint64))) for key in keys]
+        return list(range(as_count("trials", trials, 0)))
+    return [as_count("trials", trial, 0, 2**63 - 1) for trial in numbers]
+
+
+def trial_streams(seed: int, trials: Trials) -> list[Generator]:
+    """The random stream of every trial, keyed by (seed, its number)."""
+    seed = as_count("seed", seed, 0, 2**64 - 1)
+    return [Generator(Philox(key=np.array((seed, number), dtype=np.uint64))) for number in trial_numbers(trials)]
 
 
 def _normal(streams: list[Generator], *shape: int) -> np.ndarray:

@@ -1,19 +1,26 @@
-"""Prediction heads h_k: R^d → R, one for all queries (H = 1) or one a query (H = K), of every trial."""
+"""Prediction heads h_k: R^d → R of every trial, one for all queries (H = 1) or one per query (H = K)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_float, bind_shape, check_real, check_same_kind
+from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
+from attsvm.named import kinds
 
 
 class Head(ABC):
-    """A head with parameters of leading shape (B, H); `axes` names the axes of every parameter."""
+    """A head with parameters of leading shape (B, H); `axes` names the axes of every parameter.
+
+    An own head is a dataclass of its parameters with `name`, `axes` and `h`. `train`, paths and `verdict` need no
+    more: `dh` and `d2h` follow by differentiation. `bend` lets `verdict` check Assumption E exactly; without it the
+    assumption is sampled.
+    """
 
     name: ClassVar[str]
     axes: ClassVar[dict[str, str]]
@@ -47,21 +54,36 @@ class Head(ABC):
         """The first parameter, whose axes are B, H, ..., d."""
         return getattr(self, next(iter(self.axes)))
 
+    @abstractmethod
+    def h(self, x: Tensor) -> Tensor:
+        """The formula: h_k(x) (B, n, K, M) of points x (B, n, K or 1, M, d); K is 1 if both have one."""
+
+    def dh(self, x: Tensor) -> Tensor:
+        """∇h_k(x) (B, n, K, M, d)."""
+        return derivative(self.h, self._over_queries(x))
+
+    def d2h(self, x: Tensor, u: Tensor) -> Tensor:
+        """∇²h_k(x) u (B, n, K, M, d)."""
+        return derivative(lambda at: self.dh(at) * u, self._over_queries(x))
+
+    def bend(self) -> Tensor:
+        """1 where h is convex, −1 where it is concave, 0 where it is linear, NaN where that is not known; (B, H)."""
+        return self._weight.new_full((self.B, self.H), torch.nan)
+
     def value(self, x: Tensor) -> Tensor:
-        """h_k(x): x (B, n, K or 1, M, d) → (B, n, K, M), where K is 1 if both x and the head have one."""
+        """h_k(x), for points of checked shape."""
         self._check_points(x)
-        return self._value(x)
+        return self.h(x)
 
     def grad(self, x: Tensor) -> Tensor:
-        """∇h_k(x): x (B, n, K or 1, M, d) → (B, n, K, M, d)."""
+        """∇h_k(x), for points of checked shape."""
         self._check_points(x)
-        return self._grad(x)
+        return self.dh(x)
 
-    @abstractmethod
-    def _value(self, x: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _grad(self, x: Tensor) -> Tensor: ...
+    def hessian(self, x: Tensor, u: Tensor) -> Tensor:
+        """∇²h_k(x) u, for points and directions of checked shape."""
+        self._check_points(x)
+        return self.d2h(x, u)
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters by name."""
@@ -81,6 +103,8 @@ class Head(ABC):
         if len(kinds) != 1:
             raise AttsvmError(f"heads to be joined must be of one kind, but got {', '.join(kinds) or 'none'}.")
         first = heads[0]
+        if isinstance(first, FunctionHead):
+            return replace(first, count=sum(head.B for head in heads))
         try:
             return type(first)(**{field: torch.cat([head.tensors()[field] for head in heads]) for field in first.axes})
         except RuntimeError as error:
@@ -113,6 +137,10 @@ class Head(ABC):
                 f"H = {self.H}, but got shape {tuple(x.shape)}."
             )
 
+    def _over_queries(self, x: Tensor) -> Tensor:
+        """x with the query axis written out, because every query has a gradient of its own."""
+        return x.expand(-1, -1, max(x.shape[2], self.H), -1, -1)
+
     def _expand(self, v: Tensor, x: Tensor) -> Tensor:
         """v (B, H, d) repeated over samples and tokens, as a view of shape (B, n, K, M, d)."""
         _, n, queries, M, _ = x.shape
@@ -128,11 +156,17 @@ class LinearHead(Head):
     name: ClassVar[str] = "linear"
     axes: ClassVar[dict[str, str]] = {"v": "B H d"}
 
-    def _value(self, x: Tensor) -> Tensor:
+    def h(self, x: Tensor) -> Tensor:
         return torch.einsum("bnkmd,bkd->bnkm", x, self.v)
 
-    def _grad(self, x: Tensor) -> Tensor:
+    def dh(self, x: Tensor) -> Tensor:
         return self._expand(self.v, x)
+
+    def d2h(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.zeros_like(u)
+
+    def bend(self) -> Tensor:
+        return torch.zeros_like(self.v[..., 0])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,12 +187,19 @@ class MLPHead(Head):
         ones = torch.ones(B, 1, d, dtype=dtype)
         return cls(torch.diag_embed(ones), torch.zeros_like(ones), ones)
 
-    def _value(self, x: Tensor) -> Tensor:
+    def h(self, x: Tensor) -> Tensor:
         return torch.einsum("bnkmw,bkw->bnkm", self._hidden(x).relu(), self.a)
 
-    def _grad(self, x: Tensor) -> Tensor:
+    def dh(self, x: Tensor) -> Tensor:
         active = (self._hidden(x) > 0) * self.a[:, None, :, None, :]
         return torch.einsum("bnkmw,bkwd->bnkmd", active, self.U)
+
+    def d2h(self, x: Tensor, u: Tensor) -> Tensor:
+        return torch.zeros_like(u)  # but for the kinks
+
+    def bend(self) -> Tensor:
+        most, least = self.a.amax(-1), self.a.amin(-1)
+        return torch.where(least >= 0, most.sign(), torch.where(most <= 0, -1.0, torch.nan))
 
     def _hidden(self, x: Tensor) -> Tensor:
         return torch.einsum("bnkmd,bkwd->bnkmw", x, self.U) + self.c[:, None, :, None, :]
@@ -174,18 +215,61 @@ class QuadraticHead(Head):
     name: ClassVar[str] = "quadratic"
     axes: ClassVar[dict[str, str]] = {"v": "B H d", "lam": "B H"}
 
-    def _value(self, x: Tensor) -> Tensor:
+    def h(self, x: Tensor) -> Tensor:
         return torch.einsum("bnkmd,bkd->bnkm", x, self.v) - self.lam[:, None, :, None] * x.square().sum(-1)
 
-    def _grad(self, x: Tensor) -> Tensor:
+    def dh(self, x: Tensor) -> Tensor:
         return self._expand(self.v, x) - 2 * self.lam[:, None, :, None, None] * x
 
+    def d2h(self, x: Tensor, u: Tensor) -> Tensor:
+        return -2 * self.lam[:, None, :, None, None] * u
 
-HEADS: dict[str, type[Head]] = {head.name: head for head in (LinearHead, MLPHead, QuadraticHead)}
+    def bend(self) -> Tensor:
+        return -self.lam.sign()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FunctionHead(Head):
+    """h(x) = function(x), a differentiable function of the last axis, the same for all queries of B trials in R^d.
+
+    It has no parameters of its own, and files hold its name only.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    count: int
+    dimension: int
+
+    name: ClassVar[str] = "function"
+    axes: ClassVar[dict[str, str]] = {}
+
+    @property
+    def B(self) -> int:
+        return self.count
+
+    @property
+    def H(self) -> int:
+        return 1
+
+    @property
+    def d(self) -> int:
+        return self.dimension
+
+    def h(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def bend(self) -> Tensor:
+        return torch.full((self.B, 1), torch.nan, dtype=torch.float64)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        return self
+
+    def __getitem__(self, trials: slice | Tensor) -> Self:
+        kept = torch.empty(self.count)[trials.cpu() if isinstance(trials, Tensor) else trials]
+        return replace(self, count=len(kept))
 
 
 def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
-    """A head for X (B, n, T, d) from a Head, None or a bare v.
+    """A head for X (B, n, T, d) from a Head, None, a differentiable function of x, or a bare v.
 
     v is (d,) for all trials, (B, d) or (B, H, d); for a single trial given without its B axis also (H, d).
     """
@@ -193,8 +277,10 @@ def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
         return None
     if isinstance(head, Head):
         return head.to(device=X.device, dtype=X.dtype)
-    v = as_float("v", head, like=X)
     B, d = X.shape[0], X.shape[-1]
+    if callable(head):
+        return FunctionHead(cast(Callable[[Tensor], Tensor], head), B, d)
+    v = as_float("v", head, like=X)
     if v.ndim not in (1, 2, 3) or v.shape[-1] != d:
         raise AttsvmError(
             f"v must have shape (d,), (B, d) or (B, H, d) with B = {B} and d = {d}, but got shape {tuple(v.shape)}."
@@ -204,3 +290,25 @@ def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
     elif v.ndim == 2:
         v = v[None] if single else v[:, None]
     return LinearHead(v)
+
+
+def head_from(kind: str, tensors: dict[str, Tensor]) -> Head | None:
+    """The head of this kind with these parameters, as a file names it; "" is no head."""
+    if not kind:
+        if tensors:
+            raise AttsvmError(f"data without a head must have no parameters of one, but got head.{min(tensors)}.")
+        return None
+    known = kinds(Head)
+    if kind not in known or known[kind] is FunctionHead:
+        builtin = ", ".join(cls.name for cls in (LinearHead, MLPHead, QuadraticHead))
+        raise AttsvmError(
+            f"head must be one of {builtin}, or an own one that is defined here, but got {kind}: import the module "
+            "that defines it first, or pass head=…."
+        )
+    expected = set(known[kind].axes)
+    if set(tensors) != expected:
+        raise AttsvmError(
+            f"{kind} head must have the parameters {', '.join(sorted(expected))}, but the file has "
+            f"{', '.join(sorted(tensors)) or 'none'}."
+        )
+    return cast(Any, known[kind])(**tensors)

@@ -1,57 +1,68 @@
 """TokenData in .npz and .safetensors files.
 
-Layout: arrays X (B, n, T, d), Z (B, n, K, e), Y (B, n, K), mask (B, n, K, T) and `head.<parameter>`; two
+Layout: arrays X (B, n, T, d), Z (B, n, K, e), Y (B, n, K), mask (B, n, K, T), trials (B,) and `head.<parameter>`; two
 strings, `format` and `head` (the kind of head, "" if none), are 0-d arrays in .npz, metadata in .safetensors.
 
 A file written by hand needs no strings: `np.savez("data.npz", X=X, Z=Z, Y=Y, v=v)`. It holds X, and if wanted
 Z (without it the first token is the query), Y, mask and v, in the shapes that `TokenData.cross` takes.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from attsvm.data._heads import HEADS
+from attsvm.data._heads import Head, head_from
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.schema import Array, Schema
 
-FORMAT = "attsvm-data/1"
-ARRAYS = ("X", "Z", "Y", "mask")
+SCHEMA = Schema(
+    format="attsvm-data/2",
+    former=("attsvm-data/1",),
+    what="token data",
+    arrays={
+        "X": Array("real", "B n T d"),
+        "Z": Array("real", "B n K e"),
+        "Y": Array("real", "B n K"),
+        "mask": Array("bool", "B n K T"),
+        "trials": Array("whole", "B", optional=True, least=0),
+        "head.*": Array("real", "B ..."),
+    },
+    facts={"head": str},
+)
 
 
 def save(data: TokenData, path: PathLike) -> None:
     """Write data to a .npz or .safetensors file, whole or not at all."""
-    write_arrays(path, data.tensors(), {"format": FORMAT, "head": data.head.name if data.head else ""})
+    write_arrays(path, data.tensors(), {"format": SCHEMA.format, "head": data.head.name if data.head else ""})
 
 
-def load(path: PathLike) -> TokenData:
-    """Read what `save` wrote, or a minimal file written by hand."""
+def load(path: PathLike, *, head: Head | None = None) -> TokenData:
+    """Read what `save` wrote, or a minimal file written by hand.
+
+    `head` takes the place of the file's: for an own head that the file cannot hold, such as a function.
+    """
     arrays, strings = read_arrays(path)
+    # Metadata of other programs, such as format = "pt", do not make a file ours.
+    ours = strings.get("format", "").startswith("attsvm-")
+    if ours:
+        arrays, strings = SCHEMA.check(Path(path), arrays, strings)
     try:
-        # Metadata of other programs, such as format = "pt", do not make a file ours.
-        ours = strings.get("format", "").startswith("attsvm-data/")
-        return _saved(arrays, strings) if ours else _by_hand(arrays)
+        return from_arrays(arrays, strings["head"], head) if ours else _by_hand(arrays)
     except AttsvmError as error:
         raise AttsvmError(f"{path}: {error}") from error
 
 
-def _saved(arrays: dict[str, np.ndarray], strings: dict[str, str]) -> TokenData:
-    if strings["format"] != FORMAT:
-        raise AttsvmError(f"format must be {FORMAT}, but got {strings['format']}.")
-    kind = strings.get("head", "")
-    if kind and kind not in HEADS:
-        raise AttsvmError(f"head must be one of {', '.join(HEADS)}, but got {kind}.")
-    parameters = HEADS[kind].axes if kind else {}
-    _check_names(arrays, required={*ARRAYS, *(f"head.{name}" for name in parameters)}, optional=set())
-    tensors = {name: _as_tensor(name, array) for name, array in arrays.items()}
-    head = HEADS[kind](**{name: tensors[f"head.{name}"] for name in parameters}) if kind else None
-    return TokenData(*(tensors[name] for name in ARRAYS), head=head)
-
-
-def _as_tensor(name: str, array: np.ndarray) -> torch.Tensor:
-    if array.dtype not in (np.float32, np.float64, np.bool_):
-        raise AttsvmError(f"{name} must be float32, float64 or bool, but got dtype {array.dtype}.")
-    return torch.from_numpy(array)
+def from_arrays(arrays: dict[str, np.ndarray], kind: str, head: Head | None = None) -> TokenData:
+    """Data from the checked arrays of `TokenData.tensors` and the kind of head."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if head is None:
+        parameters = {name.removeprefix("head."): x for name, x in tensors.items() if name.startswith("head.")}
+        head = head_from(kind, parameters)
+    X, Z, Y, mask = (tensors[name] for name in ("X", "Z", "Y", "mask"))
+    return TokenData(X, Z, Y, mask, head, tensors.get("trials"))  # type: ignore[arg-type]
 
 
 def _by_hand(arrays: dict[str, np.ndarray]) -> TokenData:

@@ -1,7 +1,8 @@
 """Sequences, queries, labels, mask and head of B independent trials."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from attsvm.checks import (
 from attsvm.data._axes import ArrayLike, as_tokens, with_all_axes
 from attsvm.data._heads import Head, as_head
 from attsvm.errors import AttsvmError
+from attsvm.pages import html_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,8 @@ class TokenData:
     """Data of f(X, z) = h(Xᵀ softmax(X W z)) for B trials of n samples.
 
     X (B, n, T, d) tokens; Z (B, n, K, e) queries; Y (B, n, K) labels ±1; mask (B, n, K, T), True where query
-    k may attend token t; head h.
+    k may attend token t; head h; trials (B,) the numbers of the trials, 0, 1, … unless given: random starts are drawn
+    by these numbers, so `data[17]` alone starts where it does in the whole batch.
 
     The constructors `cross`, `self_attention`, `causal` and `cls` take tensors, arrays or lists, and fewer
     axes: X (n, T, d) is one trial, and then nothing else has the trial axis; without the query axis Z is one
@@ -42,6 +45,7 @@ class TokenData:
     Y: Tensor
     mask: Tensor
     head: Head | None = None
+    trials: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
@@ -60,6 +64,10 @@ class TokenData:
         self._check_mask(sizes)
         if self.head is not None:
             self._check_head(self.head)
+        numbers = torch.arange(self.B) if self.trials is None else as_index("trials", self.trials)
+        if numbers.shape != (self.B,) or bool((numbers < 0).any()):
+            raise AttsvmError(f"trials must be B = {self.B} numbers at least 0, but got {describe(self.trials)}.")
+        object.__setattr__(self, "trials", numbers)
 
     def _check_mask(self, sizes: dict[str, int]) -> None:
         mask = self.mask
@@ -252,7 +260,8 @@ class TokenData:
         sliced = isinstance(which, slice) and (which.step or 1) > 0  # torch cuts these without a copy
         index = which if sliced else torch.from_numpy(chosen.copy()).to(self.device)
         tensors = (tensor[index] for tensor in (self.X, self.Z, self.Y, self.mask))
-        return type(self)(*tensors, head=None if self.head is None else self.head[index])
+        head = None if self.head is None else self.head[index]
+        return type(self)(*tensors, head=head, trials=self.trials[torch.from_numpy(chosen.copy())])
 
     def __iter__(self) -> Iterator[Self]:
         return (self[b] for b in range(self.B))
@@ -260,14 +269,16 @@ class TokenData:
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, with the parameters of the head as "head.v" and so on."""
         head = {} if self.head is None else self.head.tensors()
-        own = {"X": self.X, "Z": self.Z, "Y": self.Y, "mask": self.mask}
+        own = {"X": self.X, "Z": self.Z, "Y": self.Y, "mask": self.mask, "trials": self.trials}
         return own | {f"head.{name}": tensor for name, tensor in head.items()}
 
-    def equals(self, other: Self) -> bool:
-        """Whether all numbers and the kind of head are the same, on whatever device."""
-        mine, theirs = self.tensors(), other.tensors()
-        same = type(self.head) is type(other.head) and mine.keys() == theirs.keys()
-        return same and all(torch.equal(mine[name].cpu(), theirs[name].cpu()) for name in mine)
+    def digest(self) -> str:
+        """A fingerprint of all numbers and the kind of head, the same on every device."""
+        total = hashlib.sha256(b"" if self.head is None else self.head.name.encode())
+        for name, tensor in self.tensors().items():
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return total.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same data elsewhere or in float32 / float64."""
@@ -275,7 +286,7 @@ class TokenData:
             raise AttsvmError(f"dtype must be torch.float32 or torch.float64, but got {dtype}.")
         X, Z, Y = (tensor.to(device=device, dtype=dtype) for tensor in (self.X, self.Z, self.Y))
         head = None if self.head is None else self.head.to(device, dtype)
-        return type(self)(X, Z, Y, self.mask.to(device=device), head)
+        return type(self)(X, Z, Y, self.mask.to(device=device), head, self.trials)
 
     @classmethod
     def cat(cls, parts: Sequence["TokenData"]) -> Self:
@@ -288,8 +299,37 @@ class TokenData:
                 f"data to be joined must agree in everything but B, but got {', '.join(map(repr, parts))}."
             )
         tensors = (torch.cat([getattr(p, name) for p in parts]) for name in ("X", "Z", "Y", "mask"))
+        trials = torch.cat([p.trials for p in parts])
         heads = [p.head for p in parts if p.head is not None]
-        return cls(*tensors, head=Head.cat(heads) if heads else None)
+        return cls(*tensors, head=Head.cat(heads) if heads else None, trials=trials)
+
+    def repeats(self) -> Tensor:
+        """Tokens that equal an earlier token of their query, boolean (B, n, K, T).
+
+        No W separates two equal tokens: where one of them is selected the SVM is infeasible, and attention gives both
+        the same weight.
+        """
+        earlier = torch.ones(self.T, self.T, dtype=torch.bool, device=self.device).tril(-1)
+        equal = torch.stack([(self.X[:, :, t, None] == self.X).all(-1) for t in range(self.T)], -1) & earlier
+        return (equal[:, :, None] & self.mask[:, :, :, None]).any(-1) & self.mask
+
+    def without_repeats(self) -> Self:
+        """The same data with `repeats` masked: of equal tokens in a sequence the first stays."""
+        return replace(self, mask=self.mask & ~self.repeats())
+
+    def _repr_html_(self) -> str:
+        hidden = int((~self.mask).sum())
+        rows = [
+            ("trials B", self.B),
+            ("samples n", self.n),
+            ("tokens T in R^d", f"{self.T} in R^{self.d}"),
+            ("queries K in R^e", f"{self.K} in R^{self.e}"),
+            ("labels +1", f"{int((self.Y > 0).sum())} of {self.Y.numel()}"),
+            ("masked", f"{hidden} of {self.mask.numel()}" if hidden else "nothing"),
+            ("head", "none" if self.head is None else repr(self.head)),
+            ("numbers", f"{str(self.dtype).removeprefix('torch.')} on {self.device}"),
+        ]
+        return html_table(rows, caption="TokenData")
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={getattr(self, name)}" for name in ("B", "n", "T", "d", "K", "e"))

@@ -10,20 +10,29 @@ from attsvm.diagnostics._assumptions import (
 )
 from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
 from attsvm.diagnostics._cones import in_C, in_C_mu, in_cone_epsilon, in_cone_mu, in_S, separation
-from attsvm.diagnostics._constants import Constants, constants, lipschitz_constant, loss_constants, radius
-from attsvm.diagnostics._landscape import curvature, gradient, step_convexity
+from attsvm.diagnostics._constants import (
+    Constants,
+    constants,
+    excess_loss,
+    lipschitz_constant,
+    loss_barrier,
+    loss_constants,
+    radius,
+    sufficient_first_step,
+)
 from attsvm.diagnostics._measures import (
     correlation,
     direction_error,
     directional_bregman,
+    has_divergence,
     margin_ratio,
     margins,
     misalignment,
     numerical_rank,
 )
 from attsvm.diagnostics._predictions import Predictions, best_combination, predictions
-from attsvm.diagnostics._rates import Rate, fit_rate, theorem_rate
-from attsvm.diagnostics._report import HeadVerdict, Verdict
+from attsvm.diagnostics._rates import PRINTED, PROVED, Rate, fit_rate, theorem_rate
+from attsvm.diagnostics._result import HeadVerdict, Verdict
 from attsvm.diagnostics._selection import (
     SelectedSets,
     has_unique_optimum,
@@ -34,10 +43,13 @@ from attsvm.diagnostics._selection import (
     selected_tokens,
 )
 from attsvm.diagnostics._signatures import ADVICE, Signature
+from attsvm.diagnostics._theorems import applicability
 from attsvm.diagnostics._verdict import verdict
 
 __all__ = [
     "ADVICE",
+    "PRINTED",
+    "PROVED",
     "Check",
     "Constants",
     "HeadVerdict",
@@ -46,6 +58,7 @@ __all__ = [
     "SelectedSets",
     "Signature",
     "Verdict",
+    "applicability",
     "assumption_a",
     "assumption_b1",
     "assumption_b2",
@@ -56,11 +69,11 @@ __all__ = [
     "best_combination",
     "constants",
     "correlation",
-    "curvature",
     "direction_error",
     "directional_bregman",
+    "excess_loss",
     "fit_rate",
-    "gradient",
+    "has_divergence",
     "has_unique_optimum",
     "in_C",
     "in_C_mu",
@@ -70,6 +83,7 @@ __all__ = [
     "is_globally_optimal",
     "is_locally_optimal",
     "lipschitz_constant",
+    "loss_barrier",
     "loss_constants",
     "low_high",
     "margin_ratio",
@@ -81,7 +95,7 @@ __all__ = [
     "selected_sets",
     "selected_tokens",
     "separation",
-    "step_convexity",
+    "sufficient_first_step",
     "theorem_rate",
     "verdict",
 ]

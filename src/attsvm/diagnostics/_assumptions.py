@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_count
-from attsvm.data import Head, LinearHead, MLPHead, QuadraticHead, TokenData
-from attsvm.diagnostics._landscape import gradient, loss_function
+from attsvm.data import TokenData
 from attsvm.diagnostics._measures import margins
 from attsvm.diagnostics._selection import has_unique_optimum, low_high
-from attsvm.errors import AttsvmError
+from attsvm.objective import as_loss, gradient
 from attsvm.svm import MaxMargin
 
 MEAN_MARGIN = 1.1
@@ -27,7 +26,7 @@ EQUAL_SCORES = 1e-9
 class Check:
     """An assumption: does it hold (B,), the quantity behind it (B,), and how it was established.
 
-    `samples` is None for an exact check, else the number of cases a trial that were looked at: then True means that
+    `samples` is None for an exact check, else the number of cases per trial that were looked at: then True means that
     no counterexample was among them.
     """
 
@@ -42,13 +41,12 @@ class Check:
         return f"Check({self.name}: holds in {int(self.holds.sum())} of {len(self.holds)} trials, {how})"
 
 
-def assumption_a(loss: str) -> bool:
-    """Assumption A for a loss by name: all three losses of the papers obey it on bounded intervals.
+def assumption_a(loss: Any) -> bool:
+    """Assumption A, ℓ′ bounded and Lipschitz on bounded intervals: all three losses of the papers obey it.
 
-    Its constants M₀ and M₁ are `loss_constants`.
+    An own loss says so by `bounded_slopes`. The constants M₀ and M₁ are `loss_constants`.
     """
-    loss_function(loss)
-    return True
+    return as_loss(loss).bounded_slopes
 
 
 def assumption_b1(data: TokenData, solution: MaxMargin, *, as_in_paper: bool = False) -> Check:
@@ -79,7 +77,7 @@ def assumption_b2(data: TokenData) -> Check:
     return Check("B.2", holds, spread, "largest difference of two non-optimal scores of a query")
 
 
-def assumption_c(data: TokenData, loss: str = "logistic") -> Check:
+def assumption_c(data: TokenData, loss: Any = "logistic") -> Check:
     """C: the first gradient step from W = 0 separates, (x_t − x_opt)ᵀ ∇L(0) z > 0 for all non-optimal tokens."""
     G = gradient(data, data.X.new_zeros(data.B, data.d, data.e), loss)
     smallest = margins(data, data.optimal_tokens(), -G).amin((1, 2, 3))
@@ -92,7 +90,7 @@ def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int
     The value is the largest such c, over all queries, +∞ where no query has a low-score token. It is exact where Y h
     is convex (the worst mixtures are the tokens themselves, c = γ_α − max γ_t, (87)) or concave (the worst ones are
     near α, c = −max ∂Y h(x_α)(x_t − x_α)): linear and quadratic heads, ReLU heads with output weights of one sign.
-    Otherwise `samples` random mixtures a query are tried, and c is an upper bound.
+    Otherwise `samples` random mixtures per query are tried, and c is an upper bound.
     """
     tokens = data.check_tokens(tokens)
     low, _ = low_high(data, tokens)
@@ -108,8 +106,7 @@ def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int
     rise = torch.einsum("bntd,bnkd->bnkt", data.X, slope) - (slope * x_alpha).sum(-1, keepdim=True)
     concave = (-rise).masked_fill(~low, torch.inf).amin(-1)
 
-    bend = _curvature_sign(head)  # (B, H), NaN where it has no sign
-    bend = data.Y * bend[:, None, :]
+    bend = data.Y * head.bend().to(data.Y)[:, None, :]  # NaN where it has no sign, or none that is known
     c = torch.where(bend > 0, convex, torch.where(bend < 0, concave, torch.minimum(convex, concave)))
     unsigned = bend.isnan()
     if bool(unsigned.any()):
@@ -118,18 +115,6 @@ def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int
     value = c.amin((1, 2))
     used = samples if bool(unsigned.any()) else None
     return Check("E", value > 0, value, "largest c with Y h(x(s)) ≤ γ_α − c(1 − s_α)", used)
-
-
-def _curvature_sign(head: Head) -> Tensor:
-    """1 where h is convex, −1 where it is concave, 0 where it is linear, NaN where it is none of them; (B, H)."""
-    if isinstance(head, LinearHead):
-        return torch.zeros_like(head.v[..., 0])
-    if isinstance(head, QuadraticHead):
-        return -head.lam.sign()
-    if isinstance(head, MLPHead):
-        most, least = head.a.amax(-1), head.a.amin(-1)
-        return torch.where(least >= 0, most.sign(), torch.where(most <= 0, -1.0, torch.nan))
-    raise AttsvmError(f"head must be linear, quadratic or MLP, but got {type(head).__name__}.")
 
 
 def _sampled_c(data: TokenData, tokens: Tensor, low: Tensor, samples: int, seed: int) -> Tensor:

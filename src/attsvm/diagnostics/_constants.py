@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from attsvm.data import LinearHead, TokenData
-from attsvm.diagnostics._landscape import loss_function
 from attsvm.diagnostics._measures import margins
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
+from attsvm.objective import as_loss, gradient
 from attsvm.svm import MaxMargin
 
 
@@ -89,18 +89,17 @@ def constants(data: TokenData, tokens: Any, solution: MaxMargin) -> Constants:
     )
 
 
-def loss_constants(data: TokenData, loss: str = "logistic") -> tuple[Tensor, Tensor]:
+def loss_constants(data: TokenData, loss: Any = "logistic") -> tuple[Tensor, Tensor]:
     """M₀ and M₁ of Assumption A, (B,) each: sup |ℓ″| and sup |ℓ′| between the lowest and the highest score."""
-    ell = loss_function(loss)
+    ell = as_loss(loss)
     scores = data.scores()
     low = scores.masked_fill(~data.mask, torch.inf).amin((1, 2, 3))
     high = scores.amax((1, 2, 3))
-    # −ℓ′ falls in f; ℓ″ is largest at the f nearest to 0 (logistic), at the smallest (exponential) or 0.
-    nearest = torch.zeros_like(low).clamp(low, high) if loss == "logistic" else low
-    return ell.bend(nearest) * ell.slope(nearest), ell.slope(low)
+    f = ell.most_bent(low, high)
+    return ell.bend(f) * ell.log_slope(f).exp(), ell.log_slope(low).exp()  # −ℓ′ falls in f
 
 
-def lipschitz_constant(data: TokenData, loss: str = "logistic") -> Tensor:
+def lipschitz_constant(data: TokenData, loss: Any = "logistic") -> Tensor:
     """L_W of Lemma 4, TF-as-SVM: mean over samples (sum over queries) of ‖v‖‖z‖²‖X‖³ (M₀‖v‖‖X‖ + 3M₁), (B,)."""
     if not isinstance(data.head, LinearHead):
         raise AttsvmError("head must be linear for the Lipschitz constant L_W of Lemma 4, but it is not.")
@@ -111,7 +110,52 @@ def lipschitz_constant(data: TokenData, loss: str = "logistic") -> Tensor:
     return (v * z.square() * X**3 * (M0 * v * X + 3 * M1)).sum((1, 2)) / data.n
 
 
-def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str = "logistic", lr: float = 0) -> Tensor:
+def loss_barrier(data: TokenData, loss: Any = "logistic") -> Tensor:
+    """How small L(W) − L_* must be for gradient descent to end at the optimal tokens, (B,); 0 if they are not unique.
+
+    Let S be the softmax weight that a query leaves to its other tokens, gap the lead of its best score over the second
+    best, Γ that over the worst one. Where S ≥ κ = min(½, gap/Γ) this query alone costs ℓ(γ_opt − κ·gap) − ℓ(γ_opt).
+    The smallest such cost, over n, is the barrier: a W below it has S < κ in every query, and so has every later W
+    of a descent. There −∇L is a sum of the rows (x_opt − x_t) zᵀ with positive weights, which leads to W_mm (the
+    proof is in docs/papers.md, under Theorem 6 of TF-as-SVM).
+    """
+    ell = as_loss(loss)
+    scores = data.scores()
+    best = scores.amax(-1)
+    others = data.mask.scatter(-1, data.optimal_tokens()[..., None], False)
+    gap = best - scores.masked_fill(~others, -torch.inf).amax(-1)
+    spread = best - scores.masked_fill(~others, torch.inf).amin(-1)
+    alone = ~others.any(-1)  # a query that sees one token costs nothing
+    kappa = torch.where(alone, 0.0, gap / spread.clamp(min=torch.finfo(gap.dtype).tiny)).clamp(max=0.5)
+    cost = ell.value(best - kappa * torch.where(alone, 0.0, gap)) - ell.value(best)
+    return cost.masked_fill(alone, torch.inf).amin((1, 2)) / data.n
+
+
+def excess_loss(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
+    """L(W) − L_* (B,), L_* the loss where every query attends to its optimal token alone; for a linear head."""
+    ell = as_loss(loss)
+    scores = data.scores()
+    attended = (data.attention(W) * scores.masked_fill(~data.mask, 0.0)).sum(-1)
+    return (ell.value(attended) - ell.value(scores.amax(-1))).sum((1, 2)) / data.n
+
+
+def sufficient_first_step(data: TokenData, loss: Any = "logistic") -> Tensor:
+    """η₀ (B,) such that one step from W = 0 takes the loss below its barrier; ∞ where Assumption C fails.
+
+    That step gives every other token a logit at least η₀m below the optimal one's, m the smallest
+    (x_opt − x_t)ᵀ(−∇L(0)) z. So L − L_* ≤ M₁ K (T − 1) Γ e^(−η₀m), Γ the largest difference of scores.
+    """
+    G = gradient(data, data.X.new_zeros(data.B, data.d, data.e), loss)
+    slowest = margins(data, data.optimal_tokens(), -G).amin((1, 2, 3))
+    scores = data.scores()
+    spread = (scores.amax(-1) - scores.masked_fill(~data.mask, torch.inf).amin(-1)).amax((1, 2))
+    _, M1 = loss_constants(data, loss)
+    most = M1 * data.K * (data.T - 1) * spread
+    needed = torch.log(most / loss_barrier(data, loss)).clamp(min=0) / slowest
+    return torch.where(slowest > 0, needed, torch.inf)
+
+
+def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any = "logistic", lr: float = 0) -> Tensor:
     """R (B,) such that W(0) ∈ C_{p,μ₀/3,R} starts Theorems 2 to 4 of mirror-descent, from their proofs.
 
     The largest of R_δ (Lemma 10), R_π for π = μ₀/3 (Lemma 11), the R_μ of Lemma 17 and e². The sum L̄ of slopes over
@@ -121,11 +165,11 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str
     geometry = solution.geometry
     assert isinstance(geometry, Lp)
     c, T = constants, data.T
-    ell = loss_function(loss)
+    ell = as_loss(loss)
     scores = data.scores()
     lowest = scores.masked_fill(~data.mask, torch.inf).amin(-1)
     highest = scores.amax(-1)
-    slopes = ell.slope(lowest).sum((1, 2)) / ell.slope(highest).amin((1, 2))
+    slopes = ell.log_slope(lowest).exp().sum((1, 2)) / ell.log_slope(highest).exp().amin((1, 2))
     gap = c.gamma_gap.amin((1, 2))
     gap_bar = c.gamma_gap_bar.amax((1, 2)).clamp(min=0)
     pi = c.mu0 / 3
@@ -135,7 +179,7 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: str
         pi, 1.5 * c.delta
     )
     # L ranges between its values at the best and at the worst tokens, and −ℓ′ is largest at the latter.
-    fall = (ell.slope(lowest) * (highest - lowest)).sum((1, 2)) / data.n
+    fall = (ell.log_slope(lowest).exp() * (highest - lowest)).sum((1, 2)) / data.n
     R_mu = (3 * lr * fall / c.mu0) ** (1 / geometry.p)
     R = torch.maximum(torch.maximum(R_delta, R_pi) * solution.norm, R_mu).clamp(min=math.exp(2))
     return torch.where((gap > 0) & solution.solved, R, torch.nan)

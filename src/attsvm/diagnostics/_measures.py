@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Frobenius, Geometry, Lp
+from attsvm.geometry import Frobenius, Geometry, Nuclear
 from attsvm.svm import MaxMargin
 
 RANK_RTOL = 1e-4
@@ -34,9 +34,14 @@ def directional_bregman(W_mm: Tensor, W: Tensor, geometry: Geometry) -> Tensor:
     return geometry.directional_bregman(W_mm, W)
 
 
+def has_divergence(geometry: Geometry) -> bool:
+    """Is the potential that of the norm itself? The nuclear norm has none, only that of a smooth neighbour."""
+    return geometry.has("mirror") and not isinstance(geometry, Nuclear)
+
+
 def direction_error(W_mm: Tensor, W: Tensor, geometry: Geometry) -> Tensor:
-    """The directional Bregman divergence for ℓp, 1 − correlation for the nuclear norm, which has no ψ of its own."""
-    return directional_bregman(W_mm, W, geometry) if isinstance(geometry, Lp) else misalignment(W_mm, W)
+    """The directional Bregman divergence where the norm has a potential, as ℓp has; 1 − correlation elsewhere."""
+    return directional_bregman(W_mm, W, geometry) if has_divergence(geometry) else misalignment(W_mm, W)
 
 
 def margins(data: TokenData, tokens: Any, W: Tensor) -> Tensor:

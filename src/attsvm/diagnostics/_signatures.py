@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from attsvm.diagnostics._path import Path
+from attsvm.dynamics import Trajectory
 
 NORM_GROWTH = 0.1
 """‖W‖ grows like ‖W_mm‖ log k, so by ‖W_mm‖ log 2 while the steps double; less than this fraction of it …"""
@@ -38,41 +38,42 @@ class Signature(IntEnum):
 
 
 ADVICE = {
-    Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or smaller ones.",
-    Signature.INFEASIBLE: "No W separates the selected tokens: look for equal tokens, ties, or too small a dimension.",
+    Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or a smaller lr.",
+    Signature.INFEASIBLE: "No W separates the selected tokens: mask equal ones (data.without_repeats()), or look for "
+    "ties or too small a dimension.",
     Signature.REACHED: "The direction is that of the predicted max-margin solution.",
     Signature.NORM_NOT_GROWING: "The norm has stopped growing, so there is no direction to converge to: start "
-    "nearer to zero or inside the cone of an SVM solution, with a smaller step.",
-    Signature.STEP_TOO_LARGE: "The loss rises, or ψ − ηL is not convex on the steps: take a step ten times smaller.",
-    Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so they are not final: train longer.",
-    Signature.OSCILLATING: "The divergence goes up and down: take a step ten times smaller.",
+    "nearer to zero (a smaller init scale) or inside the cone of an SVM solution (init=Near(W)), with a smaller lr.",
+    Signature.STEP_TOO_LARGE: "The loss rises, or ψ − ηL is not convex on the steps: take an lr ten times smaller.",
+    Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so not final: take more steps.",
+    Signature.OSCILLATING: "The divergence goes up and down: take an lr ten times smaller.",
     Signature.TOO_EARLY: (
-        "The direction is still on its way: train longer, let the step grow with the norm, or give (K, Q) a tiny ridge "
-        "such as 1e-100."
+        "The direction is still on its way: take more steps, let them grow with the norm (lr=Growing(), --growing 4), "
+        "or give (K, Q) a tiny ridge (1e-100)."
     ),
 }
 
 
-def norm_stands_still(path: Path, norm_mm: Tensor) -> Tensor:
+def norm_stands_still(run: Trajectory, norm_mm: Tensor) -> Tensor:
     """Has ‖W‖ grown too little over the last doubling of the steps? (B,); False where the records do not tell."""
-    norm, steps = path.recorded_norm, path.steps
+    norm, steps = run.recorded_norm, run.steps
     if norm is None or len(steps) < 2 or int(steps[-1]) < 2:
-        return torch.zeros_like(path.finite)
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
     half = int((steps <= steps[-1] // 2).sum()) - 1
     if half < 0:
-        return torch.zeros_like(path.finite)
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
     grown = norm[-1] - norm[half]
     elapsed = torch.log(steps[-1] / steps[half].clamp(min=1))
     expected = NORM_GROWTH * norm_mm.nan_to_num(0, 0, 0) * elapsed
     return (grown < expected) & (grown < NORM_STANDS * norm[-1])
 
 
-def loss_rises(path: Path) -> Tensor:
+def loss_rises(run: Trajectory) -> Tensor:
     """Does the recorded loss rise in the last half of the run, on the scale of log k? (B,)"""
-    loss = path.records.get("loss")
+    loss = run.records.get("loss")
     if loss is None:
-        return torch.zeros_like(path.finite)
-    loss = loss[_late(path.steps)]
+        return torch.zeros(len(run), dtype=torch.bool, device=run.W.device)
+    loss = loss[_late(run.steps)]
     return (loss[1:] > loss[:-1] + LOSS_RISE * loss[:-1].abs()).any(0)
 
 

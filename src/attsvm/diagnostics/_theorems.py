@@ -1,4 +1,8 @@
-"""The theorems that speak of a run, and which of their conditions it meets."""
+"""The theorems that speak of a run, and which of their conditions it meets.
+
+Listed are conditions under which a theorem is true, which are not always the printed ones: where they differ,
+docs/papers.md has the counter-example and the proof.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +15,11 @@ from attsvm.data import LinearHead
 from attsvm.diagnostics._assumptions import assumption_b1, assumption_b2, assumption_c, assumption_e
 from attsvm.diagnostics._combinatorial import assumption_b_joint, assumption_d
 from attsvm.diagnostics._cones import in_C, in_C_mu
-from attsvm.diagnostics._constants import constants, lipschitz_constant, radius
-from attsvm.diagnostics._landscape import LOSS_FUNCTIONS
-from attsvm.diagnostics._path import Path
+from attsvm.diagnostics._constants import constants, excess_loss, lipschitz_constant, loss_barrier, radius
 from attsvm.diagnostics._selection import has_unique_optimum
+from attsvm.dynamics import MirrorDescent, Trajectory
 from attsvm.geometry import Frobenius, Lp
+from attsvm.objective import Logistic, gradient
 from attsvm.svm import MaxMargin
 
 Conditions = dict[str, dict[str, Tensor]]
@@ -26,6 +30,7 @@ RP = "TF-as-SVM Theorem 2 (regularization path)"
 NORM = "TF-as-SVM Theorem 3 (norm diverges)"
 SCORES = "TF-as-SVM Theorem 4 (global direction)"
 FIRST_STEP = "TF-as-SVM Theorem 6 (global direction)"
+BARRIER = "loss below the barrier, the proof of Theorem 6 (global direction)"
 LOCAL = "TF-as-SVM Theorem 7 (local direction)"
 CONJECTURE = "TF-as-SVM Section 5.2 (conjectured global direction)"
 LP_RP = "mirror-descent Theorem 1 (regularization path)"
@@ -38,7 +43,7 @@ class Facts:
     """What the conditions are read off: the run, the SVM of its selected tokens, that of the optimal tokens, whether
     the selected ones are locally optimal (B,), and `step_convexity` (R, B) at recorded W."""
 
-    path: Path
+    run: Trajectory
     solution: MaxMargin
     optimal: MaxMargin
     local: Tensor
@@ -50,7 +55,7 @@ class Facts:
 
     @cached_property
     def is_linear(self) -> bool:
-        return isinstance(self.path.data.head, LinearHead)
+        return isinstance(self.run.data.head, LinearHead)
 
     @cached_property
     def loss_and_head(self) -> dict[str, Tensor]:
@@ -58,43 +63,70 @@ class Facts:
 
     @cached_property
     def loss(self) -> dict[str, Tensor]:
-        return {"Assumption A": self.everywhere(self.path.loss in LOSS_FUNCTIONS)}
+        return {"Assumption A": self.everywhere(self.run.loss.bounded_slopes)}
 
     @cached_property
     def unique(self) -> dict[str, Tensor]:
-        return {"unique optimal tokens": has_unique_optimum(self.path.data)}
+        return {"unique optimal tokens": has_unique_optimum(self.run.data)}
 
     @cached_property
     def plain_step(self) -> dict[str, Tensor]:
         """What the theorems on descent ask of the rule: one constant step, along the gradient itself."""
-        plain = not self.path.normalize and self.path.lr is not None
+        mirror = isinstance(self.run.rule, MirrorDescent)
+        plain = mirror and not self.run.normalized and self.run.constant_lr is not None
         return {"constant step, not normalised": self.everywhere(plain)}
 
     @cached_property
     def lr(self) -> float:
-        return self.path.lr if self.path.lr is not None else math.inf
+        return math.inf if self.run.constant_lr is None else self.run.constant_lr
+
+
+def applicability(conditions: Conditions) -> dict[str, str]:
+    """By theorem, in words: "applies", "does not apply: …" with the conditions that fail, or in how many trials."""
+    found = {}
+    for name, parts in conditions.items():
+        holds = torch.stack(list(parts.values()))
+        trials, applies = holds.shape[1], int(holds.all(0).sum())
+        failed = {part: int((~here).sum()) for part, here in parts.items()}
+        if applies == trials:
+            found[name] = "applies"
+        elif applies == 0:
+            # One condition that fails everywhere is reason enough; else no single one is.
+            everywhere = [part for part, count in failed.items() if count == trials]
+            reasons = everywhere or [
+                f"{part} (in {count} of {trials} trials)" for part, count in failed.items() if count
+            ]
+            found[name] = f"does not apply: not {', not '.join(reasons)}"
+        else:
+            reasons = [f"not {part} in {count}" for part, count in failed.items() if count]
+            found[name] = f"applies in {applies} of {trials} trials: {', '.join(reasons)}"
+    return found
 
 
 def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
     """The conditions of every theorem about this kind of run.
 
     Assumption D and Assumption B of the joint theorem are looked into with `samples` > 0 only, and their theorems
-    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, names no bound that could be checked.
+    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, is left out too: it needs one query, as
+    Theorem 4 does, and names no bound that could be checked.
     """
-    path = facts.path
-    data, geometry = path.data, path.geometry
+    run = facts.run
+    data, geometry = run.data, run.geometry
+    # "Almost all data" of the theorem: these ranks are what its proof uses.
+    differences = data.X[:, :, 1:] - data.X[:, :, :1]
+    independent = torch.linalg.matrix_rank(differences).eq(data.T - 1).all(1) if data.T > 1 else facts.everywhere(True)
     result: Conditions = {
         FEASIBLE: {
-            "d ≥ T − 1": facts.everywhere(data.d >= data.T - 1),
-            "e ≥ nK": facts.everywhere(data.e >= data.n * data.K),
+            "token differences independent (d ≥ T − 1)": independent,
+            "queries independent (e ≥ nK)": torch.linalg.matrix_rank(data.Z.flatten(1, 2)) == data.n * data.K,
         }
     }
-    if path.parameterization == "joint":
+    if run.parameterization == "joint":
         return result | (_joint(facts, samples, seed) if samples else {})
     paths = facts.loss | facts.unique | {"optimal SVM feasible": facts.optimal.solved}
     paths |= {"Assumption E": assumption_e(data, data.optimal_tokens()).holds}
-    if path.parameterization == "KQ":
-        width = path.settings.get("m")
+    if run.parameterization == "KQ":
+        width = run.settings.get("m")
         wide = width is None or width >= min(data.n * data.K, data.d, data.e)
         return result | {RP: paths | {"m ≥ min(nK, d, e)": facts.everywhere(wide)}}
     if isinstance(geometry, Lp):
@@ -106,11 +138,11 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
 
 
 def _joint(facts: Facts, samples: int, seed: int) -> Conditions:
-    path = facts.path
-    check = assumption_b_joint(path.data, path.tokens, path.geometry, samples=samples, seed=seed)
+    run = facts.run
+    check = assumption_b_joint(run.data, run.tokens, run.geometry, samples=samples, seed=seed)
     return {
         JOINT_RP: {
-            "logistic loss": facts.everywhere(path.loss == "logistic"),
+            "logistic loss": facts.everywhere(run.loss == Logistic()),
             "SVM feasible": facts.solution.solved,
             "Assumption B (joint)": check.holds,
         }
@@ -129,27 +161,44 @@ def _mirror_descent(facts: Facts, cone: Tensor) -> dict[str, Tensor]:
 
 
 def _gradient_descent(facts: Facts, cone: Tensor, samples: int, seed: int) -> Conditions:
-    path, optimal, given = facts.path, facts.optimal, facts.loss_and_head
-    data = path.data
-    L_W = lipschitz_constant(data, path.loss) if facts.is_linear else torch.full_like(optimal.norm, math.inf)
+    run, optimal, given = facts.run, facts.optimal, facts.loss_and_head
+    data = run.data
+    L_W = lipschitz_constant(data, run.loss) if facts.is_linear else torch.full_like(optimal.norm, math.inf)
     small = facts.plain_step | {"η ≤ 1/L_W": facts.lr * L_W <= 1}
     b1, b2 = assumption_b1(data, optimal).holds, assumption_b2(data).holds
     feasible = {"optimal SVM feasible": optimal.solved}
+    one_query = {"one query (n·K = 1)": facts.everywhere(data.n * data.K == 1)}
+    crossed, crossed_first = _below_barrier(facts)
     first_step = {
-        "Assumption C": assumption_c(data, path.loss).holds,
-        "W(0) = 0": path.starts_at_zero,
-        "η ≤ 1/‖W_mm‖": facts.lr * optimal.norm <= 1,
+        "Assumption C": assumption_c(data, run.loss).holds,
+        "W(0) = 0": run.starts_at_zero,
+        "first step large enough (L(W(1)) below the barrier)": crossed_first,
     }
+    below = {"L(W) below the barrier at a recorded step": crossed}
     result = {
         NORM: given | {"Assumption B": b1 | b2} | feasible | small,
-        SCORES: given | {"Assumption B.2": b2} | feasible | small,
-        FIRST_STEP: given | facts.unique | first_step | small,
+        SCORES: given | {"Assumption B.2": b2} | one_query | feasible | small,
+        FIRST_STEP: given | facts.unique | feasible | first_step | small,
+        BARRIER: given | facts.unique | feasible | below | small,
         LOCAL: given | {"tokens locally optimal": facts.local, "W in the cone C_{μ,R}": cone} | small,
     }
     if samples:
-        d = assumption_d(data, path.geometry, samples=samples, seed=seed).holds
+        d = assumption_d(data, run.geometry, samples=samples, seed=seed).holds
         result[CONJECTURE] = given | facts.unique | {"Assumption B.1": b1, "Assumption D": d} | facts.plain_step
     return result
+
+
+def _below_barrier(facts: Facts) -> tuple[Tensor, Tensor]:
+    """Was the loss below `loss_barrier` at a recorded step, and is it after one step from W = 0? (B,) each."""
+    run = facts.run
+    data, loss = run.data, run.loss
+    if not facts.is_linear or not math.isfinite(facts.lr):
+        return facts.everywhere(False), facts.everywhere(False)
+    barrier = loss_barrier(data, loss)
+    _, recorded = run.recorded_W
+    crossed = torch.stack([excess_loss(data, W, loss) < barrier for W in recorded]).any(0)
+    first = -facts.lr * gradient(data, torch.zeros_like(run.W), loss)
+    return crossed, excess_loss(data, first, loss) < barrier
 
 
 def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
@@ -157,13 +206,13 @@ def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
 
     TF-as-SVM gives no R for Theorem 7: that of mirror-descent is taken, whose argument is the same at p = 2.
     """
-    path, solution = facts.path, facts.solution
+    run, solution = facts.run, facts.solution
     if not facts.is_linear:
         return facts.everywhere(False), facts.everywhere(False)
-    c = constants(path.data, path.tokens, solution)
-    R = radius(path.data, c, solution, path.loss, facts.lr)
-    _, W = path.recorded_W
-    W = W[(path.geometry.norm(W) >= R).any(1)]  # as a rule none is left
+    c = constants(run.data, run.tokens, solution)
+    R = radius(run.data, c, solution, run.loss, facts.lr)
+    _, W = run.recorded_W
+    W = W[(run.geometry.norm(W) >= R).any(1)]  # as a rule none is left
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
-    cone = in_C(W, W_mm, c.mu0 / 3, R, path.geometry)
+    cone = in_C(W, W_mm, c.mu0 / 3, R, run.geometry)
     return cone.any(0), in_C_mu(W, W_mm, c.mu, R).any(0)

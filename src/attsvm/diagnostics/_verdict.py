@@ -5,22 +5,24 @@ from torch import Tensor
 
 from attsvm.checks import as_count, as_real
 from attsvm.data import LinearHead
-from attsvm.diagnostics._landscape import step_convexity
+from attsvm.diagnostics._judged import judged, solve_sharply
 from attsvm.diagnostics._measures import (
     direction_error,
     directional_bregman,
+    has_divergence,
     margin_ratio,
     misalignment,
     numerical_rank,
 )
-from attsvm.diagnostics._path import Path, TrajectoryLike, solve_sharply
 from attsvm.diagnostics._predictions import best_combination
 from attsvm.diagnostics._rates import fit_rate
-from attsvm.diagnostics._report import HeadVerdict, Verdict
+from attsvm.diagnostics._result import HeadVerdict, Verdict
 from attsvm.diagnostics._selection import is_globally_optimal, is_locally_optimal, selected_sets
 from attsvm.diagnostics._signatures import Signature, diagnose, loss_rises, norm_stands_still, oscillates
 from attsvm.diagnostics._theorems import Facts, theorem_conditions
-from attsvm.geometry import Lp
+from attsvm.dynamics import MirrorDescent, Trajectory
+from attsvm.errors import AttsvmError
+from attsvm.objective import step_convexity
 from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, head_svm
 
 REACHED = 1e-2
@@ -32,10 +34,10 @@ STEPS_CHECKED = 16
 
 
 @torch.no_grad()
-def verdict(trajectory: TrajectoryLike, *, tol: float = REACHED, samples: int = 0, seed: int = 0) -> Verdict:
+def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: int = 0) -> Verdict:
     """Judge a run: which limit is predicted, is it reached, under which theorem, how fast, and if not, why.
 
-    The predicted limit is the max-margin solution, in the norm of the trajectory's geometry, for the tokens selected
+    The predicted limit is the max-margin solution, in the norm of the run's geometry, for the tokens selected
     at the end; for a head that is not linear, whose attention may compose several tokens, (Gen-SVM) for the selected
     sets. The direction error is the directional Bregman divergence for ℓp, 1 − correlation for the nuclear norm; a
     trial has reached its limit if it is at most `tol` and the tokens are locally optimal (in joint runs, if v is also
@@ -44,51 +46,54 @@ def verdict(trajectory: TrajectoryLike, *, tol: float = REACHED, samples: int = 
 
     Records make it sharper: "norm" and "loss" tell a standing norm and too large a step, "W" gives rates,
     oscillations, and whether the cones of the theorems were entered. `samples` > 0 also looks into Assumption D and
-    Assumption B of the joint theorem, with so many random cases a trial (see `assumption_d`, `assumption_b_joint`).
+    Assumption B of the joint theorem, with so many random cases per trial (see `assumption_d`, `assumption_b_joint`).
     """
     tol, samples = as_real("tol", tol, least=0), as_count("samples", samples, least=0)
-    path = Path.of(trajectory)
-    data, geometry, W, tokens = path.data, path.geometry, path.W, path.tokens
+    run, finite = judged(run)
+    data, geometry, W, tokens = run.data, run.geometry, run.W, run.tokens
+    if data.head is None:
+        raise AttsvmError("data must have a head to be judged, but it is None.")
+    geometry.require("dual_norm", to="be judged by")
 
-    solution, composite, decided, svmeq = _predicted(path)
+    solution, composite, decided, svmeq = _predicted(run, finite)
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
-    known = solution.solved & path.finite
+    known = solution.solved & finite
     error = torch.where(composite, svmeq, _known(direction_error(W_mm, W, geometry), known))
     local = is_locally_optimal(data, tokens, solution) & ~composite
-    head = _judge_head(path) if path.v is not None else None
+    head = _judge_head(run, finite) if run.v is not None else None
 
-    steps, recorded = path.recorded_W
+    steps, recorded = run.recorded_W
     errors = _known(direction_error(W_mm, recorded, geometry), known)
-    rate = fit_rate(steps, errors, geometry.p if isinstance(geometry, Lp) else None)
-    convexity = _convexity(path)
+    rate = fit_rate(steps, errors, getattr(geometry, "p", None) if has_divergence(geometry) else None)
+    convexity = _convexity(run)
 
     reached = (error <= tol) & (local | composite & decided)
     if head is not None:
-        reached = reached & (head.bregman <= tol)
-    facts = Facts(path, solution, _optimal(path, solution), local, convexity)
+        reached = reached & (head.error <= tol)
+    facts = Facts(run, solution, _optimal(run, solution), local, convexity)
     # Near a minimum normalised steps are always too long: there the standing norm is the cause.
-    jumped = (convexity > 1).any(0) & (not path.normalize)
+    jumped = (convexity > 1).any(0) & (not run.normalized)
     signature = diagnose(
         {
-            Signature.NOT_FINITE: ~path.finite,
+            Signature.NOT_FINITE: ~finite,
             Signature.INFEASIBLE: ~solution.solved,
             Signature.REACHED: reached,
-            Signature.NORM_NOT_GROWING: norm_stands_still(path, solution.norm) & ~jumped,
-            Signature.STEP_TOO_LARGE: loss_rises(path) | (convexity[-1:] > 1).any(0) | jumped,
+            Signature.NORM_NOT_GROWING: norm_stands_still(run, solution.norm) & ~jumped,
+            Signature.STEP_TOO_LARGE: loss_rises(run) | (convexity[-1:] > 1).any(0) | jumped,
             Signature.NOT_LOCALLY_OPTIMAL: ~local & ~composite,
             Signature.OSCILLATING: oscillates(steps, errors),
         }
     )
     return Verdict(
-        parameterization=path.parameterization,
+        parameterization=run.parameterization,
         geometry=geometry,
-        normalize=path.normalize,
+        normalize=run.normalized,
         steps=int(steps[-1]),
         tol=tol,
         tokens=tokens,
         composite=composite,
         decided=decided,
-        finite=path.finite,
+        finite=finite,
         status=solution.status,
         W_mm=solution.W,
         norm_mm=solution.norm,
@@ -96,14 +101,16 @@ def verdict(trajectory: TrajectoryLike, *, tol: float = REACHED, samples: int = 
         locally_optimal=local,
         error=error,
         misalignment=_known(misalignment(W_mm, W), known),
-        bregman=_known(directional_bregman(W_mm, W, geometry), known),
+        bregman=_known(directional_bregman(W_mm, W, geometry), known) if geometry.has("mirror") else error * torch.nan,
         svmeq_misalignment=svmeq,
-        margin_ratio=_known(margin_ratio(data, tokens, W, geometry, solution), path.finite & ~composite),
-        norm=_known(geometry.norm(W), path.finite),
+        margin_ratio=_known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite),
+        norm=_known(geometry.norm(W), finite),
         rank=numerical_rank(W),
         reached=reached,
         head=head,
         conditions=theorem_conditions(facts, samples, seed),
+        at=steps,
+        errors=errors,
         rate=rate,
         step_convexity=convexity.amax(0) if len(convexity) else torch.full_like(error, torch.nan),
         signature=signature,
@@ -114,59 +121,60 @@ def _known(value: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, value, torch.nan)
 
 
-def _predicted(path: Path) -> tuple[MaxMargin, Tensor, Tensor, Tensor]:
+def _predicted(run: Trajectory, finite: Tensor) -> tuple[MaxMargin, Tensor, Tensor, Tensor]:
     """The predicted SVM; trials that compose several tokens, and whether their sets are decided; 1 − corr(W, W_svmeq).
 
     A linear head selects one token of a query in the limit, and a second weight above the threshold says only that
     the run is young. Other heads may select several.
     """
-    data, geometry, W = path.data, path.geometry, path.W
-    nothing = torch.zeros_like(path.finite)
+    data, geometry, W = run.data, run.geometry, run.W
+    nothing = torch.zeros_like(finite)
     if isinstance(data.head, LinearHead):
-        solution = solve_sharply(att_svm(data, path.tokens), geometry)
+        solution = solve_sharply(att_svm(data, run.tokens), geometry)
         return solution, nothing, ~nothing, torch.full(nothing.shape, torch.nan, dtype=W.dtype, device=W.device)
     weights = data.attention(W)
     sets = selected_sets(weights, allowed=data.mask)
     solution = solve_sharply(gen_svm(data, sets.selected), geometry)
-    finite = solve_sharply(finite_part(data, weights, sets.selected), geometry)
-    best, _ = best_combination(W, finite.W, solution.W)
-    composite = (sets.selected.sum(-1) > 1).flatten(1).any(1) & path.finite
-    return solution, composite, sets.decided, _known(misalignment(best, W), path.finite)
+    part = solve_sharply(finite_part(data, weights, sets.selected), geometry)
+    best, _ = best_combination(W, part.W, solution.W)
+    composite = (sets.selected.sum(-1) > 1).flatten(1).any(1) & finite
+    return solution, composite, sets.decided, _known(misalignment(best, W), finite)
 
 
-def _judge_head(path: Path) -> HeadVerdict:
+def _judge_head(run: Trajectory, finite: Tensor) -> HeadVerdict:
     """v against the ℓp-SVM that separates the selected tokens by their labels."""
-    assert path.v is not None
-    solution = solve_sharply(head_svm(path.data, path.tokens), path.geometry)
-    v, v_mm = path.v[..., None], torch.where(solution.solved[:, None, None], solution.W, 0.0)
-    known = solution.solved & path.finite
+    assert run.v is not None
+    solution = solve_sharply(head_svm(run.data, run.tokens), run.geometry)
+    v, v_mm = run.v[..., None], torch.where(solution.solved[:, None, None], solution.W, 0.0)
+    known = solution.solved & finite
     return HeadVerdict(
         status=solution.status,
         norm_mm=solution.norm,
         misalignment=_known(misalignment(v_mm, v), known),
-        bregman=_known(directional_bregman(v_mm, v, path.geometry), known),
-        norm=_known(path.geometry.norm(v), path.finite),
+        error=_known(direction_error(v_mm, v, run.geometry), known),
+        norm=_known(run.geometry.norm(v), finite),
     )
 
 
-def _optimal(path: Path, solution: MaxMargin) -> MaxMargin:
+def _optimal(run: Trajectory, solution: MaxMargin) -> MaxMargin:
     """The SVM of the optimal tokens, which as a rule is that of the selected ones."""
-    optimal = path.data.optimal_tokens()
-    same = bool((optimal == path.tokens).all()) and isinstance(path.data.head, LinearHead)
-    return solution if same else solve_sharply(att_svm(path.data, optimal), path.geometry)
+    optimal = run.data.optimal_tokens()
+    same = bool((optimal == run.tokens).all()) and isinstance(run.data.head, LinearHead)
+    return solution if same else solve_sharply(att_svm(run.data, optimal), run.geometry)
 
 
-def _convexity(path: Path) -> Tensor:
-    """`step_convexity` (≤ 16, B) at recorded W of a run on W with one constant step size; empty for other runs.
+def _convexity(run: Trajectory) -> Tensor:
+    """`step_convexity` (≤ 16, B) at recorded W of mirror descent on W with one constant step size; else empty.
 
     In joint runs the head moves as well, and only the last one is known: the check is made there.
     """
-    _, W = path.recorded_W
-    if path.parameterization == "KQ" or not isinstance(path.geometry, Lp) or path.lr is None:
-        return path.W.new_zeros(0, len(path.finite))
-    if path.parameterization == "joint":
+    _, W = run.recorded_W
+    lr, rule = run.constant_lr, run.rule
+    mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
+    if lr is None or not mirror:
+        return run.W.new_zeros(0, len(run))
+    if run.parameterization == "joint":
         W = W[-1:]
     # Equally spaced among the records, the last one in any case.
     W = W[torch.linspace(len(W) - 1, 0, min(len(W), STEPS_CHECKED)).round().long().flip(0)]
-    ratios = [step_convexity(path.data, path.geometry, w, path.lr, path.normalize, path.loss) for w in W]
-    return torch.stack(ratios)
+    return torch.stack([step_convexity(run.data, run.geometry, w, lr, run.normalized, run.loss) for w in W])

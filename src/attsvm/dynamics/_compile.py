@@ -9,20 +9,27 @@ from typing import Any
 
 import torch
 
-from attsvm.data import TokenData
-from attsvm.dynamics._lanes import is_small
-from attsvm.dynamics._step import Blocks, step
+from attsvm.data import FunctionHead, Head, TokenData
+from attsvm.dynamics._step import Method, States, step
+from attsvm.objective import Loss, is_small
 
-WORTHWHILE = 10.0
-"""Seconds of eager steps from which a compiled step makes up for the seconds that compiling takes."""
+WORTHWHILE = 5000
+"""Steps from which a compiled step makes up for the seconds that compiling takes. The number of trials plays no part:
+eager and compiled arithmetic differ in the last bits, and a trial is to end in the same place alone and in a batch."""
 
-Step = Callable[..., Blocks]
+Step = Callable[..., States]
 
 
-def wants_compiled(data: TokenData, steps: int) -> bool:
-    """Is a run of so many steps worth compiling? Eager steps cost about 0.4 ms and 5 µs a trial."""
+def wants_compiled(data: TokenData, method: Method, steps: int) -> bool:
+    """Is a run of so many steps worth compiling, and can it be?"""
     compiler = data.device.type != "cpu" or any(map(shutil.which, ("g++", "clang++")))
-    return bool(compiler) and is_small(data) and steps * (4e-4 + 5e-6 * data.B) > WORTHWHILE
+    return bool(compiler) and is_small(data) and steps >= WORTHWHILE and _in_closed_form(data.head, method.loss)
+
+
+def _in_closed_form(head: Head | None, loss: Loss) -> bool:
+    """Do head and loss bring their derivatives? Automatic ones are not compiled."""
+    own_slope = type(loss).slope is not Loss.slope
+    return own_slope and (head is None or type(head).dh is not Head.dh) and not isinstance(head, FunctionHead)
 
 
 class Stepper:
@@ -35,10 +42,10 @@ class Stepper:
         self.compiled, self.key = compiled, key
         self.function: Step | None = None if compiled else step
 
-    def __call__(self, *args: Any) -> Blocks:
+    def __call__(self, *args: Any) -> States:
         return self._first(*args) if self.function is None else self.function(*args)
 
-    def _first(self, *args: Any) -> Blocks:
+    def _first(self, *args: Any) -> States:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the compiler's own
@@ -54,6 +61,6 @@ class Stepper:
 
 @lru_cache(maxsize=256)
 def _compiled_step(key: Hashable) -> Step:
-    # torch keeps a few compiled versions a code object and then stops compiling it: so every shape gets a copy.
+    # torch keeps a few compiled versions per code object and then stops compiling it: so every shape gets a copy.
     copy = FunctionType(step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__)
     return torch.compile(copy, dynamic=False)

@@ -1,16 +1,16 @@
 """Where training starts."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import Generator, Philox
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, as_index, as_real, check_real, describe
-from attsvm.data import TokenData
+from attsvm.checks import as_count, as_float, as_real, check_real, describe
+from attsvm.data import TokenData, trial_streams
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
 
@@ -21,26 +21,22 @@ Shapes = dict[str, tuple[int, int]]
 class Gaussian:
     """Independent normal entries of standard deviation `scale` in every block.
 
-    Every trial has a random stream of its own, keyed by (seed, its number): `trials` gives the numbers where the
-    data are only some trials of a larger set, 0, 1, … without it.
+    Every trial has a random stream of its own, keyed by (seed, `data.trials`): it starts there in any batch.
     """
 
     scale: float = 0.1
     seed: int = 0
-    trials: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", as_real("scale", self.scale, least=0))
         object.__setattr__(self, "seed", as_count("seed", self.seed, least=0, most=2**63 - 1))
 
-    def draw(self, B: int, shapes: Shapes) -> dict[str, Tensor]:
-        numbers = list(range(B)) if self.trials is None else as_index("trials", list(self.trials)).tolist()
-        if len(numbers) != B or any(number < 0 for number in numbers):
-            raise AttsvmError(f"trials must be {B} numbers at least 0, but got {describe(self.trials)}.")
-        streams = [Generator(Philox(key=[self.seed, number])) for number in numbers]
+    def draw(self, trials: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+        """Blocks (B, rows, columns) for the trials of these numbers."""
+        streams = trial_streams(self.seed, trials.tolist())
         drawn = {}
         for name, shape in shapes.items():
-            normal = np.array([stream.standard_normal(shape) for stream in streams]).reshape(B, *shape)
+            normal = np.array([stream.standard_normal(shape) for stream in streams]).reshape(len(streams), *shape)
             drawn[name] = self.scale * torch.from_numpy(normal)
         return drawn
 
@@ -50,7 +46,7 @@ class Near:
     """A W of the given norm (in the geometry of the run) at an angle, in radians, to the direction of `W`.
 
     `W` (d, e) or (B, d, e) is as a rule an SVM solution, so that a small angle is inside its cone. The side to
-    which W(0) leans is random, one stream a trial as in `Gaussian`; v starts at 0.
+    which W(0) leans is random, one stream per trial as in `Gaussian`; v starts at 0.
     """
 
     W: Any
@@ -73,7 +69,7 @@ def start(init: Init, data: TokenData, geometry: Geometry, shapes: Shapes) -> di
             raise AttsvmError("init must not be zero for (K, Q): K = Q = 0 has gradient 0; take Gaussian(scale).")
         return {name: data.X.new_zeros(data.B, *shape) for name, shape in shapes.items()}
     if isinstance(init, Gaussian):
-        return {name: block.to(data.X) for name, block in init.draw(data.B, shapes).items()}
+        return {name: block.to(data.X) for name, block in init.draw(data.trials, shapes).items()}
     if isinstance(init, Near):
         given: dict[str, Any] = {"W": _near(init, data, geometry)}
         if "v" in shapes:
@@ -90,6 +86,22 @@ def start(init: Init, data: TokenData, geometry: Geometry, shapes: Shapes) -> di
             f"init must name {', '.join(shapes)}, but it names {', '.join(map(str, given)) or 'nothing'}."
         )
     return {name: _block(name, given[name], data, shape) for name, shape in shapes.items()}
+
+
+def described(init: Init) -> dict[str, Any]:
+    """The start as plain data: its kind and numbers, and a digest of the tensors that it was given."""
+    if isinstance(init, str):
+        return {"kind": init}
+    if isinstance(init, Gaussian):
+        return {"kind": "gaussian", "scale": init.scale, "seed": init.seed}
+    given = {"W": init.W} if isinstance(init, Near) else dict(init)
+    digest = hashlib.sha256()
+    for name in sorted(given):
+        digest.update(name.encode() + as_float(name, given[name]).detach().cpu().double().numpy().tobytes())
+    facts: dict[str, Any] = {"tensors": digest.hexdigest()}
+    if isinstance(init, Near):
+        return {"kind": "near", "norm": init.norm, "angle": init.angle, "seed": init.seed} | facts
+    return {"kind": "tensors"} | facts
 
 
 def _block(name: str, value: Any, data: TokenData, shape: tuple[int, int]) -> Tensor:
@@ -109,7 +121,7 @@ def _near(init: Near, data: TokenData, geometry: Geometry) -> Tensor:
     if bool((length == 0).any()):
         raise AttsvmError("W of Near must have a direction, but it is zero in a trial.")
     target = target / length
-    side = Gaussian(1.0, init.seed).draw(data.B, {"W": shape})["W"].to(data.X)
+    side = Gaussian(1.0, init.seed).draw(data.trials, {"W": shape})["W"].to(data.X)
     side = side - (side * target).sum((1, 2), keepdim=True) * target
     length = torch.linalg.matrix_norm(side)[:, None, None]
     side = side / torch.where(length > 0, length, 1.0)  # 1 × 1 matrices have no other side

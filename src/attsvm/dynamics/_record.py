@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_index, describe
-from attsvm.dynamics._lanes import trial_first
-from attsvm.dynamics._losses import Loss
-from attsvm.dynamics._step import Attended, Blocks, combined
+from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
+from attsvm.objective import Attended, Blocks, Loss, combined, trial_first
 
 PER_DECADE = 20
-"""Recorded steps a decade where they are spaced logarithmically."""
+"""Recorded steps per decade where they are spaced logarithmically."""
+RECORDED_BYTES = 2e8
+"""W is recorded by default, for the direction error along the run, while all its copies take no more than this."""
 
 
 class View(NamedTuple):
@@ -52,8 +53,13 @@ QUANTITIES: dict[str, Callable[[View], Tensor]] = {
 """Each (…, B) for a chunk of trials."""
 
 
-def as_record(record: Sequence[str], blocks: Iterable[str]) -> tuple[str, ...]:
-    """The names, once each, if these blocks have them."""
+def as_record(
+    record: Sequence[str] | None, blocks: Iterable[str], data: TokenData, planned: Sequence[int]
+) -> tuple[str, ...]:
+    """The names, once each, if these blocks have them; by default what a verdict with a rate needs."""
+    if record is None:
+        size = data.X.element_size() * data.B * data.d * data.e * len(planned)
+        return ("loss", "norm", "top_weight", "log_rest", "tokens", *(("W",) if size <= RECORDED_BYTES else ()))
     known = [name for name in QUANTITIES if name not in ("K", "Q", "v") or name in blocks]
     names = (record,) if isinstance(record, str) else tuple(record)
     for name in names:

@@ -1,5 +1,6 @@
 """A run in progress: chunks of trials that advance from one recorded step to the next."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +10,19 @@ from torch import Tensor
 
 from attsvm.data import TokenData
 from attsvm.dynamics._compile import Stepper
-from attsvm.dynamics._lanes import Lanes, chunks, trial_first, trial_last
 from attsvm.dynamics._record import View, measure
+from attsvm.dynamics._rules import Rule
 from attsvm.dynamics._schedules import Constant, Schedule
-from attsvm.dynamics._step import Blocks, Rule, attend, parameters
+from attsvm.dynamics._step import Method, States, parameters
 from attsvm.dynamics._trajectory import TrainState
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry
+from attsvm.objective import Blocks, Lanes, attend, chunks, trial_first, trial_last
 
 SEGMENT = 2000
-"""Steps that a chunk of trials takes in a row, while it is in the cache, before the next one has its turn."""
+"""Steps, at most, that a chunk of trials takes in a row, while it is in the cache, before the next one has its turn."""
+SECONDS = 5.0
+"""Time, about, after which all chunks are at the same step and a run can be saved."""
 
 Row = tuple[int, dict[str, Tensor]]
 
@@ -26,7 +30,17 @@ Row = tuple[int, dict[str, Tensor]]
 @dataclass
 class _Chunk:
     lanes: Lanes
-    theta: Blocks
+    states: States
+
+
+def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[str, Tensor]]:
+    """The states at the weights `blocks` (B, …), (B, …) each; in chunks as a run has them, so that a trial's bits do
+    not depend on the others."""
+    parts = [{name: rule.start(trial_last(block[trials])) for name, block in blocks.items()} for trials in chunks(data)]
+    return {
+        name: {key: torch.cat([trial_first(part[name][key]) for part in parts])[: data.B] for key in state}
+        for name, state in parts[0].items()
+    }
 
 
 class Run:
@@ -35,20 +49,23 @@ class Run:
     def __init__(
         self,
         data: TokenData,
-        rule: Rule,
+        method: Method,
         schedules: dict[str, Schedule],
         limit: Geometry,
         stepper: Stepper,
         state: TrainState,
     ) -> None:
-        self.data, self.rule, self.schedules = data, rule, schedules
+        self.data, self.method, self.schedules = data, method, schedules
         self.limit, self.stepper = limit, stepper
-        self.step = state.step
+        self.step, self.segment = state.step, 100
+        self.rows: list[Row] = []
         self.chunks = [self._chunk(trials, state) for trials in chunks(data)]
 
     def _chunk(self, trials: Tensor, state: TrainState) -> _Chunk:
-        theta = {name: trial_last(block[trials]) for name, block in state.theta.items()}
-        return _Chunk(Lanes.of(self.data[trials], fixed_head="v" not in theta), theta)
+        states = {
+            name: {key: trial_last(x[trials]) for key, x in block.items()} for name, block in state.blocks.items()
+        }
+        return _Chunk(Lanes.of(self.data[trials], fixed_head="v" not in states), states)
 
     def until(
         self,
@@ -56,18 +73,20 @@ class Run:
         record: Sequence[str],
         stop: float | None,
         report: Callable[[float], None],
-    ) -> list[Row]:
-        """Advance to every planned step in turn and record there, up to the last or until all directions rest."""
-        rows: list[Row] = []
+        pause: Callable[[], None],
+    ) -> None:
+        """Advance to every planned step in turn and record there, up to the last or until all directions rest.
+
+        `pause` is called every few seconds, when all trials are at the same step.
+        """
         direction = None
         for target in planned:
-            self._advance(target, report)
-            rows.append((target, self.measure(record)))
+            self._advance(target, report, pause)
+            self.rows.append((target, self.measure(record)))
             if stop is not None:
                 before, direction = direction, self._direction()
                 if before is not None and bool(((direction - before).square().sum((1, 2)) <= stop**2).all()):
                     break
-        return rows
 
     def measure(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The named quantities of all trials, (B, …) each."""
@@ -76,40 +95,44 @@ class Run:
 
     def end(self) -> dict[str, Any]:
         """Where the run is now: the fields W, tokens, v, factors and state of a Trajectory."""
-        names = self.chunks[0].theta.keys()
+        names = self.chunks[0].states.keys()
         final = self.measure(["W", "tokens", *(name for name in names if name != "W")])
-        theta = {
-            name: torch.cat([trial_first(chunk.theta[name]) for chunk in self.chunks])[: self.data.B] for name in names
-        }
+        blocks = {name: {key: self._whole(name, key) for key in self.chunks[0].states[name]} for name in names}
         return {
             "W": final["W"],
             "tokens": final["tokens"],
             "v": final.get("v"),
             "factors": (final["K"], final["Q"]) if "K" in final else None,
-            "state": TrainState(self.step, theta, self.stepper.compiled),
+            "state": TrainState(self.step, blocks, self.stepper.compiled),
         }
 
+    def _whole(self, name: str, key: str) -> Tensor:
+        return torch.cat([trial_first(chunk.states[name][key]) for chunk in self.chunks])[: self.data.B]
+
     def _view(self, chunk: _Chunk) -> View:
-        blocks = parameters(self.rule, chunk.theta)
-        return View(attend(chunk.lanes, blocks), blocks, self.rule.loss, self.limit)
+        blocks = parameters(self.method.rule, chunk.states)
+        return View(attend(chunk.lanes, blocks), blocks, self.method.loss, self.limit)
 
     def _direction(self) -> Tensor:
         return Frobenius().unit(self.measure(["W"])["W"])
 
-    def _advance(self, target: int, report: Callable[[float], None]) -> None:
+    def _advance(self, target: int, report: Callable[[float], None], pause: Callable[[], None]) -> None:
         while self.step < target:
-            last = min(target, self.step + SEGMENT)
+            start, last = time.monotonic(), min(target, self.step + self.segment)
             for number, chunk in enumerate(self.chunks, start=1):
                 try:
                     for floor, ratio in self._rates(last):
-                        chunk.theta = self.stepper(chunk.lanes, self.rule, chunk.theta, floor, ratio)
+                        chunk.states = self.stepper(chunk.lanes, self.method, chunk.states, floor, ratio)
                 except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
                     raise AttsvmError(
                         f"W must stay finite, but it left the range of {self.data.dtype} between the steps "
                         f"{self.step} and {last}: take a smaller lr."
                     ) from error
                 report(self.step + (last - self.step) * number / len(self.chunks))
+            each = (time.monotonic() - start) / (last - self.step)
+            self.segment = max(1, min(SEGMENT, 2 * self.segment, int(SECONDS / max(each, 1e-9))))
             self.step = last
+            pause()
 
     def _rates(self, last: int) -> Iterator[tuple[Blocks, Blocks]]:
         """The two numbers of the step sizes, for the steps after the present one."""

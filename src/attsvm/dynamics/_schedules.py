@@ -10,8 +10,9 @@ from attsvm.errors import AttsvmError
 
 
 class Schedule(ABC):
-    """A step size η_k = max(floor_k, ratio_k · ‖θ‖_*), θ the mirror variable of the block before step k."""
+    """A step size η_k = max(floor_k, ratio_k · size), by the size that the rule gives a block, ‖θ‖_* as a rule."""
 
+    name: ClassVar[str]
     grows: ClassVar[bool] = True
     """Does the step size depend on the norm?"""
 
@@ -22,13 +23,14 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """η_k = eta(k)."""
+    """η_k = function(k)."""
 
-    eta: Callable[[int], float]
+    function: Callable[[int], float]
+    name: ClassVar[str] = "function"
     grows: ClassVar[bool] = False
 
     def at(self, k: int) -> tuple[float, float]:
-        return as_real(f"lr at step {k}", self.eta(k), least=0), 0.0
+        return as_real(f"lr at step {k}", self.function(k), least=0), 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Constant(Schedule):
     """η_k = eta."""
 
     eta: float
+    name: ClassVar[str] = "constant"
     grows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -49,13 +52,15 @@ class Constant(Schedule):
 class Growing(Schedule):
     """η_k = max(base, factor·‖θ‖_*/k), in proportion to the norm of each trial.
 
-    The direction moves by at most factor/k a step, so that it settles like 1/k², where the error of a constant
+    The direction moves by at most factor/k per step, so that it settles like 1/k², where the error of a constant
     step falls no faster (p ≤ 2) or more slowly (p > 2) and starts far higher. It is a different trajectory: a
     larger step may select other tokens.
     """
 
     base: float = 0.1
     factor: float = 4.0
+
+    name: ClassVar[str] = "growing"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_real("base", self.base, least=0))

@@ -1,186 +1,45 @@
-"""One training step, written once for every model, head, loss and geometry.
-
-All tensors have the trial last. With a = X W z, m the top token, δ_t = a_t − a_m and u_t the scores x_tᵀ∇(Y h)(o)
-at the attended o, the gradient of Y h(o) in W is Σ_{t≠m} s_t (u_t − u_m − D)(x_t − x_m) zᵀ with
-D = Σ_{t≠m} s_t (u_t − u_m).
-Only differences from the top token are summed, and the largest exponent of a trial is split off as its shift M: so
-the direction of the gradient keeps its relative accuracy where the softmax has long saturated.
-"""
+"""One training step, written once for every model, head, loss and rule."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attsvm.dynamics._lanes import Lanes, contract, trial_first
-from attsvm.dynamics._losses import Loss
-from attsvm.geometry import Geometry, Lp
+from attsvm.dynamics._rules import Rule, State, computed_once
+from attsvm.objective import Blocks, Gradient, Lanes, Loss, gradients
 
-Blocks = dict[str, Tensor]
-"""Trained matrices by name, trial last: W (d, e, B); K (d, m, B) and Q (e, m, B); v (d, 1, B)."""
-
-FAR = 300.0
-"""Logarithm of a ratio that float64 still holds with room on both sides."""
+States = dict[str, State]
+"""The state of every trained block, by the block's name."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How blocks move: mirror descent in a geometry, along the gradient or its normalised direction."""
+class Method:
+    """How a run trains: rule and loss, whether step sizes depend on norms, and r of r·(‖W‖_F² or ‖K‖_F² + ‖Q‖_F²)."""
 
-    geometry: Geometry
+    rule: Rule
     loss: Loss
-    normalize: bool
     growing: bool
     ridge: float = 0.0
-    """r of the penalty r·(‖W‖_F² or ‖K‖_F² + ‖Q‖_F²)."""
 
 
-class Attended(NamedTuple):
-    """What the model sees: all (n, K, T, B), without the token axis where it is reduced (kept as 1)."""
-
-    is_top: Tensor
-    """Is this the token of largest logit (the first of equals)?"""
-    delta: Tensor
-    """Logit minus top logit, −∞ for the top token itself and for masked ones."""
-    E: Tensor
-    """Σ_{t≠m} e^δ: the top token has weight 1/(1 + E)."""
-    weight: Tensor
-    """Softmax weights of the others, 0 for the top token."""
-    o: Tensor | None
-    """Attended token (n, K, d, B); a fixed linear head does not need it."""
-    delta_u: Tensor
-    """Scores minus the score of the top token."""
-    D: Tensor
-    """Σ_{t≠m} s_t (u_t − u_m)."""
-    f: Tensor
-    """Signed output Y h(o)."""
+def parameters(rule: Rule, states: States) -> Blocks:
+    """The weights of every block."""
+    return {name: computed_once(rule.weights(state)) for name, state in states.items()}
 
 
-class Gradient(NamedTuple):
-    """A gradient e^shift · G / n, with G of the order of 1 and shift (B,)."""
-
-    G: Tensor
-    shift: Tensor
-
-
-def parameters(rule: Rule, theta: Blocks) -> Blocks:
-    """W = ∇ψ*(θ), for every block."""
-    return {name: _computed_once(_inverse(rule.geometry, block)) for name, block in theta.items()}
-
-
-def combined(blocks: Blocks) -> Tensor:
-    """W, or K Qᵀ (d, e, B)."""
-    if "W" in blocks:
-        return blocks["W"]
-    K, Q = blocks["K"], blocks["Q"]
-    return (K[:, None] * Q[None]).sum(2)
-
-
-def attend(lanes: Lanes, blocks: Blocks) -> Attended:
-    a = contract("ntdB,nkdB->nktB", lanes.X, _keys(lanes, blocks), lanes.small)
-    if lanes.hidden is not None:
-        a = a.masked_fill(lanes.hidden, -torch.inf)
-    top = a.amax(2, keepdim=True)
-    # The first of equals, by number: at W = 0 all logits are equal.
-    number = torch.arange(a.shape[2], device=a.device)[:, None]
-    is_top = number == torch.where(a == top, number, a.shape[2]).amin(2, keepdim=True)
-    delta = (a - top).masked_fill(is_top, -torch.inf)
-    weight = torch.exp(delta)
-    E = weight.sum(2, keepdim=True)
-    weight = weight / (1 + E)
-
-    o = None
-    if lanes.scores is None:
-        o = contract("ntdB,nktB->nkdB", lanes.X, weight + is_top / (1 + E), lanes.small)
-    u, f = _scores(lanes, blocks, o)
-    u_top = torch.where(is_top, u, 0.0).sum(2, keepdim=True)
-    delta_u = u - u_top
-    D = (weight * delta_u).sum(2, keepdim=True)
-    return Attended(is_top, delta, E, weight, o, delta_u, D, u_top + D if f is None else f)
-
-
-def gradients(lanes: Lanes, loss: Loss, blocks: Blocks) -> dict[str, Gradient]:
-    """The gradient of the mean over samples (sum over queries) of ℓ(f), in every block."""
-    at = attend(lanes, blocks)
-    log_slope, slope = loss.slope(at.f)
-    exponent = at.delta + log_slope
-    shift = exponent.amax((0, 1, 2))
-    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. Where it makes all terms of a
-    # trial that small, its size joins the exponent, or they would all underflow.
-    factor = at.delta_u - at.D
-    size = torch.log(factor.detach().abs())
-    largest = (exponent + size).amax((0, 1, 2))
-    far = (largest < shift - FAR) & (largest > -torch.inf)
-    shift = torch.where(far, largest, shift)
-    shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
-    coefficient = torch.exp(exponent - shift + torch.where(far, size, 0.0)) * torch.where(far, factor.sign(), factor)
-    coefficient = coefficient * (slope / (1 + at.E))
-    # Σ_{t≠m} c_t (x_t − x_m): the top token takes the others' coefficients with a minus.
-    coefficient = torch.where(at.is_top, -coefficient.sum(2, keepdim=True), coefficient)
-    g = -contract("ntdB,nktB->nkdB", lanes.X, coefficient, lanes.small)
-    result = {name: Gradient(G, shift) for name, G in _outer(lanes, blocks, g).items()}
-    if at.o is not None and "v" in blocks:
-        v_shift = log_slope.amax((0, 1, 2))
-        weight = torch.exp(log_slope - v_shift) * slope * lanes.Y
-        result["v"] = Gradient(-(weight * at.o).sum((0, 1))[:, None], v_shift)
-    return result
-
-
-def step(lanes: Lanes, rule: Rule, theta: Blocks, floor: Blocks, ratio: Blocks) -> Blocks:
-    """θ − η G/‖G‖_* (or θ − η G) of every block, with η = max(floor, ratio·‖θ‖_*)."""
+def step(lanes: Lanes, method: Method, states: States, floor: Blocks, ratio: Blocks) -> States:
+    """The states after one step of every block, with η = max(floor, ratio·size)."""
     new = {}
-    blocks = parameters(rule, theta)
-    for name, gradient in gradients(lanes, rule.loss, blocks).items():
-        G, shift = _ridged(gradient, blocks[name], rule.ridge * lanes.X.shape[0])
+    rule = method.rule
+    blocks = parameters(rule, states)
+    for name, (G, shift) in gradients(lanes, method.loss, blocks).items():
+        mean = Gradient(G, shift - math.log(lanes.X.shape[0]))  # over samples
         eta = floor[name]
-        if rule.growing:
-            eta = torch.maximum(eta, ratio[name] * _dual_norm(rule.geometry, theta[name]))
-        if rule.normalize:
-            size = _dual_norm(rule.geometry, G)
-            eta = eta / torch.where(size > 0, size, 1.0)  # a zero gradient is a zero step
-        else:
-            eta = eta * torch.exp(shift) / lanes.X.shape[0]
-        new[name] = theta[name] - _computed_once(eta) * G
+        if method.growing:
+            eta = torch.maximum(eta, ratio[name] * rule.size(states[name]))
+        new[name] = rule.step(states[name], _ridged(mean, blocks[name], method.ridge), eta)
     return new
-
-
-def _keys(lanes: Lanes, blocks: Blocks) -> Tensor:
-    """W z (n, K, d, B)."""
-    if "W" in blocks:
-        return contract("deB,nkeB->nkdB", blocks["W"], lanes.Z, lanes.small)
-    return contract("dmB,nkmB->nkdB", blocks["K"], _queries(lanes, blocks), lanes.small)
-
-
-def _queries(lanes: Lanes, blocks: Blocks) -> Tensor:
-    """Qᵀ z (n, K, m, B)."""
-    return contract("emB,nkeB->nkmB", blocks["Q"], lanes.Z, lanes.small)
-
-
-def _outer(lanes: Lanes, blocks: Blocks, g: Tensor) -> Blocks:
-    """From the gradient in W z to that in the blocks: G = Σ g zᵀ in W, G Q in K, Gᵀ K in Q."""
-    if "W" in blocks:
-        return {"W": contract("nkdB,nkeB->deB", g, lanes.Z, lanes.small)}
-    Kg = contract("dmB,nkdB->nkmB", blocks["K"], g, lanes.small)
-    return {
-        "K": contract("nkdB,nkmB->dmB", g, _queries(lanes, blocks), lanes.small),
-        "Q": contract("nkeB,nkmB->emB", lanes.Z, Kg, lanes.small),
-    }
-
-
-def _scores(lanes: Lanes, blocks: Blocks, o: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """u_t = x_tᵀ∇(Y h)(o) (n, K, T, B) and, where the head is not linear, f = Y h(o)."""
-    if lanes.scores is not None:
-        return lanes.scores, None
-    if "v" in blocks:
-        return lanes.Y * contract("ntdB,dB->ntB", lanes.X, blocks["v"][:, 0], lanes.small)[:, None], None
-    assert lanes.head is not None
-    assert o is not None
-    point = trial_first(o)[:, :, :, None]
-    slope = lanes.head.grad(point)[:, :, :, 0].movedim(0, -1)
-    u = lanes.Y * contract("ntdB,nkdB->nktB", lanes.X, slope, lanes.small)
-    return u, lanes.Y * lanes.head.value(point).movedim(0, -1)
 
 
 def _ridged(gradient: Gradient, block: Tensor, r: float) -> Gradient:
@@ -190,25 +49,3 @@ def _ridged(gradient: Gradient, block: Tensor, r: float) -> Gradient:
     log_r = math.log(2 * r)
     shift = gradient.shift.clamp(min=log_r)
     return Gradient(torch.exp(gradient.shift - shift) * gradient.G + torch.exp(log_r - shift) * block, shift)
-
-
-def _inverse(geometry: Geometry, theta: Tensor) -> Tensor:
-    if isinstance(geometry, Lp):
-        return geometry.inverse(theta)  # entrywise, so in any layout
-    return geometry.inverse(trial_first(theta)).movedim(0, -1).contiguous()
-
-
-def _dual_norm(geometry: Geometry, G: Tensor) -> Tensor:
-    if not isinstance(geometry, Lp) or geometry.q == 2:
-        return geometry.dual_norm(trial_first(G))
-    # x^q as exp(q log x) costs half of a power. Relative to the largest entry it loses nothing: where log x is large
-    # enough to spoil digits of the term, the term itself is small.
-    size = G.abs()
-    largest = size.amax((0, 1))
-    ratio = size / torch.where(largest > 0, largest, 1.0)
-    return largest * torch.exp(geometry.q * torch.log(ratio)).sum((0, 1)) ** (1 / geometry.q)
-
-
-def _computed_once(x: Tensor) -> Tensor:
-    """x itself. To the compiler it is a view of memory, so that it computes x once and not in every use of it."""
-    return x.as_strided(x.shape, x.stride())

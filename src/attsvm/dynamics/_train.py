@@ -1,48 +1,57 @@
 """Train attention for a batch of trials and record what happens."""
 
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_real, describe
-from attsvm.data import TokenData
+from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._compile import Stepper, wants_compiled
-from attsvm.dynamics._init import Gaussian, Init, Shapes, start
-from attsvm.dynamics._losses import Loss, as_loss
+from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
 from attsvm.dynamics._record import as_record, plan
-from attsvm.dynamics._run import Row, Run
+from attsvm.dynamics._rules import MirrorDescent, Rule
+from attsvm.dynamics._run import Row, Run, first_states
 from attsvm.dynamics._schedules import Rate, as_schedules
-from attsvm.dynamics._step import Rule
-from attsvm.dynamics._trajectory import TrainState, Trajectory
+from attsvm.dynamics._step import Method
+from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
+from attsvm.identity import check_same_run
+from attsvm.named import facts_of
+from attsvm.objective import as_loss
 from attsvm.progress import progress_bar
 
-BLOCKS = {"W": ("W",), "KQ": ("K", "Q"), "joint": ("W", "v")}
+CHECKPOINT_SECONDS = 15.0
+"""How much work a killed run may lose."""
 
 
 @torch.no_grad()
 def train(
     data: TokenData,
-    geometry: Geometry | str = "l2",
+    geometry: Geometry | str | float = "l2",
     parameterization: str = "W",
     *,
     steps: int,
     lr: Rate | Mapping[str, Rate] = 0.1,
     normalize: bool = True,
-    loss: str | Loss = "logistic",
+    rule: Rule | None = None,
+    loss: Any = "logistic",
     init: Init | None = None,
     m: int | None = None,
     ridge: float = 0.0,
-    record: Sequence[str] = ("loss", "norm", "top_weight"),
+    record: Sequence[str] | None = None,
     at: Sequence[int] | int | str = "log",
     stop: float | None = None,
-    resume: TrainState | Trajectory | None = None,
+    resume: Trajectory | None = None,
+    checkpoint: PathLike | None = None,
     progress: bool = False,
     compile: bool | None = None,
 ) -> Trajectory:
-    """Mirror descent on the attention weights of every trial, exact at any norm.
+    """Train the attention weights of every trial, exact at any norm: by mirror descent, unless another rule is given.
 
     The loss is the mean over samples and the sum over queries of ℓ(Y·h(Xᵀ softmax(X W z))). `parameterization`
     says what is trained: "W"; "KQ", factors of width m (min(d, e) if not given) with W = K Qᵀ, by gradient
@@ -51,66 +60,96 @@ def train(
 
     steps       number of the last step; a resumed run counts on from where it was
     lr          η: a number, a function of the step, a Schedule, or one of them for every block by name
+    rule        a `Rule` in place of mirror descent in `geometry`, with settings of its own
+    loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
     ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: it holds (K, Q) at a norm of
                 about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution; without it the margin
                 closes in like 1/log(step) only
-    record, at  what to record (names in QUANTITIES) and when: "log" spaced, every so many steps, or given steps
+    record, at  what to record (names in QUANTITIES; by default what a verdict with a rate needs) and when: "log"
+                spaced, every so many steps, or given steps
     stop        end when no trial's W/‖W‖_F has moved by this much since the last record
-    resume      go on from there, with the same bits as a run that was not interrupted; `init` plays no part
-    compile     a compiled step, about 3 times as fast; if None when the run is long and a compiler is there
+    resume      continue this run, bit for bit as if it had not been interrupted; `init` plays no part
+    checkpoint  a .safetensors or .npz file that keeps the run while it goes; a run of the same data and options that
+                is there already is resumed, another one is refused
+    compile     a compiled step, about 3 times as fast; if None for 5,000 steps or more where a compiler is there
 
-    A trial's result does not depend on the others, except through `stop`. A trial whose numbers leave the range
+    A trial's result does not depend on the others, except through `stop`: on one machine it has the same bits alone and
+    in a batch of any size, on the CPU. (Where a trial has more than 32,768 products n·K·d·max(e, T), a batch of one is
+    multiplied by other routines and may differ in the last bit; so may steps in the nuclear geometry, which decompose
+    matrices.) For p near 1 a step of 0.1 is long: W = θ^(1/(p−1))
+    changes by a factor, the iteration is chaotic, and a last bit grows 10⁸-fold in 200 steps; lr = 0.003 does not do
+    that at p = 1.1. A trial whose numbers leave the range
     of the dtype (unnormalised steps that are too large) comes back as nan.
     """
     steps = as_count("steps", steps, least=0)
-    names = _block_names(data, parameterization)
-    limit, geometry = _geometries(geometry, parameterization)
+    names = block_names(data, parameterization)
+    limit, geometry = geometries(geometry, parameterization)
+    rule = _rule(rule, geometry, normalize)
     schedules = as_schedules(lr, names)
     grows = any(schedule.grows for schedule in schedules.values())
-    rule = Rule(geometry, as_loss(loss), bool(normalize), grows, as_real("ridge", ridge, least=0))
-    shapes = _shapes(data, names, m)
-    record = as_record(record, names)
-    tolerance = None if stop is None else as_real("stop", stop, least=0)
+    method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0))
+    shapes = block_shapes(data, names, m)
+    planned = plan(at, 0, steps)
+    record = as_record(record, names, data, planned)
+    init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
+    settings: dict[str, Any] = {
+        "steps": steps,
+        "lr": {name: facts_of(schedule) for name, schedule in schedules.items()},
+        "init": described(init),
+        "m": shapes["K"][1] if "K" in shapes else None,
+        "ridge": method.ridge,
+        "stop": None if stop is None else as_real("stop", stop, least=0),
+    }
+    if checkpoint is not None:
+        wanted = identity(data, limit, parameterization, rule, method.loss, settings)
+        if resume is not None:
+            raise AttsvmError("checkpoint resumes what it holds: give it or resume, not both.")
+        clear_leftovers(checkpoint)
+        if is_file(checkpoint):
+            head = data.head if isinstance(data.head, FunctionHead) else None
+            resume, facts = Trajectory.load_with_facts(checkpoint, limit, rule, method.loss, head)
+            named = {name: facts[name] for name in ("geometry", "rule", "loss")}
+            check_same_run(checkpoint, resume.identity() | named, wanted)
 
     if resume is None:
-        init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
         blocks = start(init, data, limit, shapes)
-        theta = {name: geometry.mirror(block) for name, block in blocks.items()}
-        state = TrainState(0, theta, wants_compiled(data, steps) if compile is None else bool(compile))
+        state = TrainState(
+            0,
+            first_states(data, rule, blocks),
+            wants_compiled(data, method, steps) if compile is None else bool(compile),
+        )
     else:
-        if isinstance(resume, Trajectory):
-            _check_the_same(resume, data, limit, parameterization)
-        state = _resumed(resume, data, shapes, steps)
-        state = state if compile is None else TrainState(state.step, state.theta, bool(compile))
+        state = _resumed(resume, data, limit, parameterization, rule, shapes, steps, compile)
+        settings["init"] = resume.settings["init"]
 
-    key = (rule, names, m, data.n, data.T, data.d, data.K, data.e, data.B, data.dtype, data.device)
-    run = Run(data, rule, schedules, limit, Stepper(state.compiled, (*key, type(data.head))), state)
-    planned = plan(at, 0, steps)
+    key = (method, names, m, data.n, data.T, data.d, data.K, data.e, data.B, data.dtype, data.device)
+    run = Run(data, method, schedules, limit, Stepper(state.compiled, (*key, type(data.head))), state)
+
+    def trajectory(rows: list[Row]) -> Trajectory:
+        recorded, records = _joined(rows, resume)
+        common = {"data": data, "geometry": limit, "parameterization": parameterization, "rule": rule}
+        return Trajectory(
+            **common, loss=method.loss, steps=torch.tensor(recorded), records=records, settings=settings, **run.end()
+        )
+
+    saved = time.monotonic()
+
+    def save_sometimes() -> None:
+        nonlocal saved
+        if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+            trajectory([*run.rows, (run.step, run.measure(record))]).save(checkpoint)
+            saved = time.monotonic()
+
     with progress_bar(progress, state.step, steps) as report:
-        rows = run.until([k for k in planned if k >= state.step], record, tolerance, report)
-    recorded, records = _joined(rows, resume)
-    return Trajectory(
-        data=data,
-        geometry=limit,
-        parameterization=parameterization,
-        steps=torch.tensor(recorded),
-        records=records,
-        **run.end(),
-        settings={
-            "steps": steps,
-            "lr": repr(lr),
-            "normalize": rule.normalize,
-            "loss": rule.loss.name,
-            "init": resume.settings["init"] if isinstance(resume, Trajectory) else _describe_init(init),
-            "m": shapes["K"][1] if "K" in shapes else None,
-            "ridge": rule.ridge,
-            "stop": tolerance,
-        },
-    )
+        run.until([k for k in planned if k >= state.step], record, settings["stop"], report, save_sometimes)
+    result = trajectory(run.rows)
+    if checkpoint is not None:
+        result.save(checkpoint)
+    return result
 
 
-def _joined(rows: list[Row], resume: TrainState | Trajectory | None) -> tuple[list[int], dict[str, Tensor]]:
+def _joined(rows: list[Row], resume: Trajectory | None) -> tuple[list[int], dict[str, Tensor]]:
     """All recorded steps and records, after those of the resumed run.
 
     Its last step was recorded because it was the last: it goes unless it is planned now.
@@ -118,7 +157,7 @@ def _joined(rows: list[Row], resume: TrainState | Trajectory | None) -> tuple[li
     names = rows[0][1]
     steps = [step for step, _ in rows]
     records = {name: torch.stack([row[name] for _, row in rows]) for name in names}
-    if not isinstance(resume, Trajectory):
+    if resume is None:
         return steps, records
     if set(resume.records) != set(names):
         raise AttsvmError(
@@ -129,7 +168,8 @@ def _joined(rows: list[Row], resume: TrainState | Trajectory | None) -> tuple[li
     return old + steps, {name: torch.cat([kept[name], x]) for name, x in records.items()}
 
 
-def _block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
+def block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
+    """The trained matrices, if these data allow them."""
     if not isinstance(data, TokenData):
         raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
     if parameterization not in BLOCKS:
@@ -139,7 +179,7 @@ def _block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
     return BLOCKS[parameterization]
 
 
-def _geometries(geometry: Geometry | str, parameterization: str) -> tuple[Geometry, Geometry]:
+def geometries(geometry: Geometry | str | float, parameterization: str) -> tuple[Geometry, Geometry]:
     """The geometry of the limit and that of the steps: they differ for (K, Q), nuclear and Frobenius."""
     geometry = parse_geometry(geometry)
     if parameterization != "KQ":
@@ -151,7 +191,8 @@ def _geometries(geometry: Geometry | str, parameterization: str) -> tuple[Geomet
     return (geometry if isinstance(geometry, Nuclear) else Nuclear()), Frobenius()
 
 
-def _shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shapes:
+def block_shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shapes:
+    """The shapes of the trained matrices, for K and Q of width m."""
     if m is not None and "K" not in names:
         raise AttsvmError("m is the width of K and Q: give it with parameterization KQ only.")
     width = min(data.d, data.e) if m is None else as_count("m", m)
@@ -159,29 +200,42 @@ def _shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shapes:
     return {name: shapes[name] for name in names}
 
 
-def _check_the_same(resume: Trajectory, data: TokenData, geometry: Geometry, parameterization: str) -> None:
-    """θ means another W in another geometry, and the records are of the resumed run's data."""
-    if (resume.parameterization, resume.geometry) != (parameterization, geometry):
-        ran, asked = f"{resume.parameterization}, {resume.geometry.name}", f"{parameterization}, {geometry.name}"
+def _rule(rule: Rule | None, geometry: Geometry, normalize: bool) -> Rule:
+    if rule is None:
+        geometry.require("mirror", "inverse", to="be trained in by mirror descent")
+        if normalize:
+            geometry.require("dual_norm", to="be trained in by normalised steps")
+        return MirrorDescent(geometry, bool(normalize))
+    if not isinstance(rule, Rule):
+        raise AttsvmError(f"rule must be a Rule, such as MirrorDescent(…), but got {describe(rule)}.")
+    if not normalize:
+        raise AttsvmError("normalize belongs to the rule where one is given: leave it out here.")
+    return rule
+
+
+def _resumed(
+    resume: Trajectory,
+    data: TokenData,
+    geometry: Geometry,
+    parameterization: str,
+    rule: Rule,
+    shapes: Shapes,
+    steps: int,
+    compile: bool | None,
+) -> TrainState:
+    """The state to resume from. It means other weights under another rule, and the records are of the run's data."""
+    if not isinstance(resume, Trajectory):
+        raise AttsvmError(f"resume must be a Trajectory, but got {describe(resume)}.")
+    if (resume.parameterization, resume.geometry, resume.rule) != (parameterization, geometry, rule):
+        ran, asked = f"{resume.parameterization} by {resume.rule}", f"{parameterization} by {rule}"
         raise AttsvmError(f"resume must be a run of the same kind, but it trained {ran}, not {asked}.")
-    if not resume.data.equals(data):
+    if resume.data.digest() != data.digest():
         raise AttsvmError("resume must be a run on the same data: start from its W by init=Near(W) or tensors instead.")
-
-
-def _resumed(resume: TrainState | Trajectory, data: TokenData, shapes: Shapes, steps: int) -> TrainState:
-    state = resume.state if isinstance(resume, Trajectory) else resume
-    if not isinstance(state, TrainState):
-        raise AttsvmError(f"resume must be a TrainState or a Trajectory, but got {describe(resume)}.")
-    expected = {name: (data.B, *shape) for name, shape in shapes.items()}
-    came = {name: tuple(block.shape) for name, block in state.theta.items()}
-    if came != expected:
-        raise AttsvmError(f"resume must have blocks of shapes {expected}, but got {came}.")
+    state = resume.state
+    came = {name: tuple(next(iter(block.values())).shape[1:]) for name, block in state.blocks.items()}
+    if came != shapes:
+        raise AttsvmError(f"resume must have blocks of shapes {shapes}, but got {came}.")
     if state.step > steps:
         raise AttsvmError(f"steps must be at least {state.step}, where the resumed run is, but got {steps}.")
-    return TrainState(state.step, {name: x.to(data.X) for name, x in state.theta.items()}, state.compiled)
-
-
-def _describe_init(init: Init | None) -> str:
-    if init is None or isinstance(init, str | Gaussian):
-        return repr(init)
-    return f"tensors {', '.join(init)}" if isinstance(init, Mapping) else f"Near(norm={init.norm}, angle={init.angle})"
+    blocks = {name: {key: x.to(data.X) for key, x in block.items()} for name, block in state.blocks.items()}
+    return TrainState(state.step, blocks, state.compiled if compile is None else bool(compile))

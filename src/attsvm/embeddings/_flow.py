@@ -2,7 +2,7 @@
 
 The flow dp/dt = −∇L needs times like e^1000 before its direction settles. The same curve in arc length,
 dp/ds = −∇L/‖∇L‖, does not: common factors of the gradient cancel, so only logits relative to the top token enter
-(as in `attsvm.dynamics`), and nothing underflows at any ‖p‖. Along the curve some directions relax thousands of
+(see `attsvm.objective`), and nothing underflows at any ‖p‖. Along the curve some directions relax thousands of
 times faster than p grows; backward Euler steps, solved by Newton's method with the exact Hessian, follow it all the
 same. Two half steps against a whole one tell the error and set the next step.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from attsvm.checks import as_count, as_float, describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError
+from attsvm.objective import Lanes, Logistic, attend, pulls
 
 NEWTON, CLOSE = 12, 1e-11
 """Newton iterations before a step counts as too long, and the relative residual that ends them."""
@@ -50,8 +51,9 @@ def gradient_flow(
         raise AttsvmError("data must be of the ⟨cls⟩ model, TokenData.cls, with one query of size 1.")
     if not isinstance(data.head, LinearHead):
         raise AttsvmError(f"data must have a linear head, but this one is {describe(data.head)}: see TokenData.cls.")
-    problem = _Problem.of(data.to(dtype=torch.float64))
-    p = data.X.new_zeros(data.B, data.d, dtype=torch.float64) if start is None else as_float("start", start, problem.X)
+    data = data.to(dtype=torch.float64)
+    problem = _Problem.of(data)
+    p = data.X.new_zeros(data.B, data.d) if start is None else as_float("start", start, data.X)
     if p.shape not in ((data.d,), (data.B, data.d)):
         raise AttsvmError(f"start must have shape (d,) or (B, d) = {(data.B, data.d)}, but got {tuple(p.shape)}.")
     p = p.expand(data.B, data.d).clone()
@@ -87,19 +89,17 @@ def gradient_flow(
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """Tokens X (B, n, T, d) and their scores u = y·vᵀx (B, n, T); `hidden` marks tokens that do not count."""
+    """The trials with their data laid out for the exact gradient."""
 
-    X: Tensor
-    u: Tensor
-    hidden: Tensor
+    data: TokenData
+    lanes: Lanes
 
     @classmethod
     def of(cls, data: TokenData) -> _Problem:
-        hidden = ~data.mask[:, :, 0]
-        return cls(data.X, data.scores()[:, :, 0].masked_fill(hidden, 0.0), hidden)
+        return cls(data, Lanes.of(data, fixed_head=True))
 
     def take(self, which: Tensor) -> _Problem:
-        return _Problem(self.X[which], self.u[which], self.hidden[which])
+        return _Problem.of(self.data[which])
 
     def direction(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """N = ∇L/‖∇L‖ (B, d) and its derivative (B, d, d); N is NaN where the gradient is 0.
@@ -109,28 +109,17 @@ class _Problem:
         and n L has the gradient −Σ σ(−f) ∇f and the Hessian Σ σ(−f) (σ(f) ∇f ∇fᵀ − ∇²f). All of it is computed
         up to the common factor e^M.
         """
-        a = torch.einsum("bntd,bd->bnt", self.X, p).masked_fill(self.hidden, -torch.inf)
-        top = a.argmax(-1, keepdim=True)
-        delta = (a - a.gather(-1, top)).scatter(-1, top, -torch.inf)
-        weight = torch.exp(delta)
-        total = 1 + weight.sum(-1, keepdim=True)
-        weight = weight / total
-        u_top = self.u.gather(-1, top)
-        Delta = self.u - u_top
-        D = (weight * Delta).sum(-1, keepdim=True)
-        f = u_top + D
-        d = self.X - self.X.gather(2, top[..., None].expand(-1, -1, -1, self.X.shape[-1]))
-        exponent = delta - f.clamp_min(0)
-        M = exponent.amax((1, 2), keepdim=True)
-        # σ(−f) s (Δ − D) e^(−M), with σ(−f) = e^(−max(f, 0))/(1 + e^(−|f|))
-        pull = torch.exp(exponent - M) * (Delta - D) / (total * (1 + torch.exp(-f.abs())))
-        g = torch.einsum("bnt,bntd->bnd", pull, d)
-        plain = torch.einsum("bnt,bntd->bnd", weight * (Delta - D), d)
-        mean = torch.einsum("bnt,bntd->bnd", weight, d)
-        G = -g.sum(1)
-        cross = torch.einsum("bni,bnj->bij", g, mean)
-        H = cross + cross.mT - torch.einsum("bnt,bnti,bntj->bij", pull, d, d)
-        H = H + torch.einsum("bn,bni,bnj->bij", torch.sigmoid(f[..., 0]), g, plain)
+        at = attend(self.lanes, {"W": p.T[:, None]})
+        is_top, pull, weight = (x[:, 0] for x in (at.is_top, pulls(at, Logistic()).G, at.weight))  # (n, T, B)
+        X = self.lanes.X
+        d = X - torch.where(is_top[:, :, None], X, 0.0).sum(1, keepdim=True)
+        g = torch.einsum("ntB,ntdB->ndB", pull, d)
+        plain = torch.einsum("ntB,ntdB->ndB", weight * (at.delta_u - at.D)[:, 0], d)
+        mean = torch.einsum("ntB,ntdB->ndB", weight, d)
+        G = -g.sum(0).T
+        cross = torch.einsum("niB,njB->Bij", g, mean)
+        H = cross + cross.mT - torch.einsum("ntB,ntiB,ntjB->Bij", pull, d, d)
+        H = H + torch.einsum("nB,niB,njB->Bij", Logistic().bend(at.f[:, 0, 0]), g, plain)
         size = G.norm(dim=1)
         N = G / size[:, None]
         H = H - N[:, :, None] * (N[:, None] @ H)

@@ -11,7 +11,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from attsvm.checks import as_count
-from attsvm.data._generate import trial_streams
+from attsvm.data import trial_streams
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError
 

@@ -10,9 +10,20 @@ import torch
 
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError
-from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.files import PathLike, one_line, read_arrays, write_arrays
+from attsvm.schema import Array, Schema
 
-_FORMAT = "attsvm reviews 1"
+_SCHEMA = Schema(
+    "attsvm-reviews/1",
+    "prepared reviews (Reviews.save)",
+    {
+        "ids": Array("whole", "tokens", least=0),
+        "offsets": Array("whole", "texts+1", least=0),
+        "Y": Array("whole", "texts", least=-1, most=1),
+        "vocabulary": Array("whole", "bytes", least=0, most=255),
+    },
+    former=("attsvm reviews 1",),
+)
 LEAST = 50
 """Tokens that appear less often are purged."""
 YELP = (1000, 1500)
@@ -31,15 +42,17 @@ class Reviews:
         data = self.sequences
         words = torch.from_numpy(np.frombuffer("\n".join(self.vocabulary).encode(), dtype=np.uint8).copy())
         arrays = {"ids": data.ids.int(), "offsets": data.offsets, "Y": data.Y.to(torch.int8), "vocabulary": words}
-        write_arrays(path, arrays, {"format": _FORMAT})
+        write_arrays(path, arrays, {"format": _SCHEMA.format})
 
     @classmethod
     def load(cls, path: PathLike) -> Reviews:
-        arrays, strings = read_arrays(path)
-        if strings.get("format") != _FORMAT:
-            raise AttsvmError(f"{path} must be a file of prepared reviews (Reviews.save), but it is something else.")
-        vocabulary = arrays["vocabulary"].tobytes().decode().split("\n")
-        return cls(Sequences.of(arrays["ids"], arrays["offsets"], arrays["Y"], len(vocabulary)), vocabulary)
+        arrays, _ = read_arrays(path, _SCHEMA)
+        try:
+            vocabulary = arrays["vocabulary"].astype(np.uint8).tobytes().decode().split("\n")
+            sequences = Sequences.of(arrays["ids"], arrays["offsets"], arrays["Y"], len(vocabulary))
+        except ValueError as error:  # AttsvmError too
+            raise AttsvmError(f"{path}: {one_line(error)}") from error
+        return cls(sequences, vocabulary)
 
 
 def read_reviews(

@@ -1,4 +1,4 @@
-"""Checks: named statements computed from the rows, beside what the paper says."""
+"""Checks: named statements computed from the rows, beside what the paper or the claim says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """`name` says what must hold, `paper` what the paper says of it, `ours` what came out.
+    """`name` says what must hold, `paper` what the paper or the claim says of it, `ours` what came out.
 
     `why` explains a failure that is the paper's; the evidence is in checks beside it.
     """
@@ -24,12 +24,12 @@ class Check:
         object.__setattr__(self, "passed", bool(self.passed))
 
 
-def at_most(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
+def at_most(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
     """value ≤ bound; a value that is not a number fails."""
     return Check(name, paper, f"{number(value)} (bar {number(bound)})", value <= bound, note, why)
 
 
-def at_least(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
+def at_least(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
     """value ≥ bound; a value that is not a number fails."""
     return Check(name, paper, f"{number(value)} (bar {number(bound)})", value >= bound, note, why)
 

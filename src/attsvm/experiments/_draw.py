@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from attsvm.plots._common import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
+from attsvm.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
 
 __all__ = [
     "BLUE",
@@ -25,6 +23,12 @@ __all__ = [
     "finish",
 ]
 __all__ += ["Axes", "Figure", "new_figure", "styled"]
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+else:  # in annotations alone: a machine that computes rows need not have matplotlib
+    Axes = Figure = Any
 
 
 class Series(NamedTuple):

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from attsvm.dynamics import regularization_path
-from attsvm.dynamics._path import RegularizationPath
 from attsvm.experiments._arrays import curves
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Axes, band
 from attsvm.experiments._experiment import Columns, Rows
+from attsvm.paths import RegularizationPath, regularization_path
 
 RADII = [1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]
 """In units of the norm of the SVM solution at margin 1 they range from a blurred softmax to a saturated one."""

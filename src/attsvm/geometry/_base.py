@@ -4,20 +4,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
 
 MATRIX_AXES = (-2, -1)
+NODES = 32
+"""Gauss–Legendre nodes by which the potential of an own mirror map is integrated."""
 
 
 class Geometry(ABC):
-    """A norm ‖·‖ on matrices and a strictly convex potential ψ that goes with it.
+    """A norm ‖·‖ on matrices and, where there is one, a strictly convex potential ψ that goes with it.
 
     Every method acts on the last two axes of `W (..., d, e)`; a vector is e = 1. Scalars come back as
     `(...)`.
     Subclasses are frozen dataclasses: hashable, comparable, safe as dictionary keys.
+
+    An own geometry has `name` and `norm`, and further what it is used for:
+
+    solve                    dual_norm, twice differentiable off 0
+    train, mirror descent    mirror, inverse; for normalised steps dual_norm
+    verdict                  dual_norm; with mirror also its direction error is the directional Bregman divergence
+                             (1 − correlation without)
+
+    `potential`, `conjugate` and `bregman` follow from `mirror` by integration unless `_potential`, `_conjugate` and
+    `_bregman` are given. Where a method is missing, the first call that needs it says so.
     """
 
     @property
@@ -29,21 +43,45 @@ class Geometry(ABC):
     def norm(self, W: Tensor) -> Tensor:
         """‖W‖, `(..., d, e) -> (...)`; its gradient at W = 0 is 0."""
 
-    @abstractmethod
     def dual_norm(self, G: Tensor) -> Tensor:
         """‖G‖_* = max ⟨G, W⟩ over ‖W‖ ≤ 1, `(..., d, e) -> (...)`."""
+        raise self._missing("dual_norm")
 
-    @abstractmethod
     def dual_unit(self, G: Tensor) -> Tensor:
         """A W with ‖W‖ = 1 and ⟨G, W⟩ = ‖G‖_*: the direction of steepest ascent; 0 for G = 0."""
+        return derivative(self.dual_norm, G)
 
-    @abstractmethod
     def mirror(self, W: Tensor) -> Tensor:
         """θ = ∇ψ(W), same shape."""
+        raise self._missing("mirror")
 
-    @abstractmethod
     def inverse(self, theta: Tensor) -> Tensor:
         """W = ∇ψ*(θ), the inverse of `mirror`, same shape."""
+        raise self._missing("inverse")
+
+    def has(self, *methods: str) -> bool:
+        """Does this geometry define these methods?"""
+        return all(getattr(type(self), method) is not getattr(Geometry, method) for method in methods)
+
+    def require(self, *methods: str, to: str) -> None:
+        """Refuse a geometry without one of these methods."""
+        for method in methods:
+            if not self.has(method):
+                raise AttsvmError(f"geometry {self.name} must define {method} to {to}, but it does not.")
+
+    def _missing(self, method: str) -> AttsvmError:
+        return AttsvmError(f"geometry {self.name} must define {method} to be used here, but it does not.")
+
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
+        """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise (none: 0); float64.
+
+        For a norm that says nothing better, it is taken for granted that `norm` is right to 16(d + e) roundings.
+        """
+        return _bound(self.norm, W, error)
+
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
+        """The same for the dual norm."""
+        return _bound(self.dual_norm, G, error)
 
     def potential(self, W: Tensor) -> Tensor:
         """ψ(W), `(..., d, e) -> (...)`."""
@@ -72,21 +110,31 @@ class Geometry(ABC):
         norm = self.norm(W)[..., None, None]
         return W / (norm + (norm == 0))
 
-    @abstractmethod
     def _potential(self, W: Tensor) -> Tensor:
-        """The value of ψ(W)."""
+        """The value of ψ(W), here ∫₀¹ ⟨∇ψ(rW), W⟩ dr."""
+        parts = [w * (self.mirror(r * W) * W).sum(MATRIX_AXES) for r, w in _nodes()]
+        return torch.stack(parts).sum(0)
 
-    @abstractmethod
     def _conjugate(self, theta: Tensor) -> Tensor:
-        """The value of ψ*(θ)."""
+        """The value of ψ*(θ), here ⟨θ, W⟩ − ψ(W) at W = ∇ψ*(θ)."""
+        W = self.inverse(theta)
+        return (theta * W).sum(MATRIX_AXES) - self._potential(W)
 
-    @abstractmethod
     def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
-        """The value of D(W, V) for two matrices of the same shape."""
+        """The value of D(W, V) for two matrices of the same shape, here ∫₀¹ ⟨∇ψ(V + r(W − V)) − ∇ψ(V), W − V⟩ dr."""
+        E, at_V = W - V, self.mirror(V)
+        parts = [w * ((self.mirror(V + r * E) - at_V) * E).sum(MATRIX_AXES) for r, w in _nodes()]
+        return torch.stack(parts).sum(0).clamp_min(0)
 
-    @abstractmethod
     def _hessian(self, V: Tensor, U: Tensor) -> Tensor:
         """∇²ψ(V)[U], same shape."""
+        return derivative(lambda at: self.mirror(at) * U, V)
+
+
+def _nodes() -> list[tuple[float, float]]:
+    """Gauss–Legendre nodes and weights on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    return [(float(r), float(w)) for r, w in zip((nodes + 1) / 2, weights / 2)]
 
 
 def scale(W: Tensor) -> Tensor:
@@ -96,6 +144,20 @@ def scale(W: Tensor) -> Tensor:
     """
     largest = W.detach().abs().amax(MATRIX_AXES, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+
+
+def rounding(W: Tensor) -> float:
+    """More than the relative error of a root of sums of powers over the rows, then over the columns, in float64."""
+    return (W.shape[-2] + W.shape[-1] + 64) * 2.0**-53
+
+
+def _bound(norm: Callable[[Tensor], Tensor], W: Tensor, error: Tensor | None) -> Tensor:
+    """The triangle inequality, with the norms of the d·e matrices that have a single 1."""
+    if error is None:
+        return norm(W) * (1 + 16 * rounding(W))
+    d, e = W.shape[-2:]
+    single = norm(torch.eye(d * e, dtype=W.dtype, device=W.device).reshape(-1, d, e)).reshape(d, e)
+    return (norm(W) + (error * single).sum(MATRIX_AXES)) * (1 + 16 * rounding(W))
 
 
 class _WithGradient(torch.autograd.Function):

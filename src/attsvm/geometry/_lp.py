@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import MATRIX_AXES, Geometry, scale
+from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding, scale
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
 
@@ -46,13 +46,21 @@ class Lp(Geometry):
 
     def norm(self, W: Tensor) -> Tensor:
         s = scale(W)
-        total = (W / s).abs().pow(self.p).sum(MATRIX_AXES)
+        total = (W / s).abs().pow(self.p).sum(-1).sum(-1)  # one axis at a time: its rounding grows by d + e
         # Only W = 0 sums to less than 1. A 1 under the root, taken off again, gives it the gradient 0 there.
         zero = (total == 0).to(total.dtype)
         return ((total + zero).pow(1 / self.p) - zero) * s[..., 0, 0]
 
     def dual_norm(self, G: Tensor) -> Tensor:
         return self.dual.norm(G)
+
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
+        # The norm grows with the size of each entry.
+        norm = self.norm(W)
+        return (norm if error is None else norm + self.norm(error)) * (1 + rounding(W))
+
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
+        return self.dual.norm_bound(G, error)
 
     def dual_unit(self, G: Tensor) -> Tensor:
         # sign(G)|G|^(q−1), normalised. Normalise on the side where the power is ≥ 1: small entries that

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import Geometry, scale
+from attsvm.geometry._base import Geometry, rounding, scale
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
 
@@ -53,6 +53,12 @@ class Nuclear(Geometry):
 
     def dual_norm(self, G: Tensor) -> Tensor:
         return _of_singular_values(G, lambda s: s[..., 0])
+
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
+        return schatten_bound(W, error, 1.0)
+
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
+        return schatten_bound(G, error, inf)
 
     def dual_unit(self, G: Tensor) -> Tensor:
         U, s, Vh = _svd(G)
@@ -226,6 +232,24 @@ def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     finite = W.isfinite().flatten(-2).all(-1)[..., None, None]  # one bad matrix must not stop the others
     U, s, Vh = torch.linalg.svd(torch.where(finite, W, 0.0).double(), full_matrices=False)
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], s, torch.nan), Vh
+
+
+def schatten_bound(W: Tensor, error: Tensor | None, p: float) -> Tensor:
+    """What the ℓp norm of the singular values does not exceed for any V with |V − W| ≤ error, in real arithmetic.
+
+    It does not trust the decomposition W ≈ U diag(s) Vᵀ: ‖U diag(s) Vᵀ‖ ≤ ‖U‖‖s‖_p‖V‖ with spectral norms of U and V
+    that follow from UᵀU − I, and what the product leaves of W adds its Frobenius norm, times √rank for p < 2.
+    """
+    U, s, Vh = _svd(W)
+    rank = s.shape[-1]
+    slack = rounding(W) + 2 * rank * 2.0**-53
+    eye = torch.eye(rank, dtype=s.dtype, device=s.device)
+    skew = [(M.mT @ M - eye).square().sum((-2, -1)).sqrt() + slack * rank for M in (U, Vh.mT)]
+    size = (U.abs() * s[..., None, :]) @ Vh.abs()
+    left = ((U * s[..., None, :]) @ Vh - W).abs() + slack * size + (0.0 if error is None else error)
+    norm = torch.linalg.vector_norm(s, ord=p, dim=-1)
+    whole = (1 + skew[0]).sqrt() * (1 + skew[1]).sqrt() * norm
+    return (whole + max(1.0, rank ** (1 / p - 0.5)) * left.square().sum((-2, -1)).sqrt()) * (1 + slack)
 
 
 def _of_singular_values(W: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:

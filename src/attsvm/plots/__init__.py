@@ -1,7 +1,36 @@
-"""Figures. Each function takes results and returns a matplotlib Figure; `save_figure` writes it."""
+"""Figures of plain numbers: what they share, and the ones that several parts draw. They need matplotlib."""
 
-from attsvm.plots._common import save_figure
-from attsvm.plots._separation import separation_figure
-from attsvm.plots._training import direction_figure, weight_figure
+from attsvm.plots._axes import draw_curves, draw_matrix, own_axes
+from attsvm.plots._common import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STYLE,
+    VERMILION,
+    new_figure,
+    save_figure,
+    styled,
+)
+from attsvm.plots._separation import Solution, separation_figure
+from attsvm.plots._training import weight_figure
 
-__all__ = ["direction_figure", "save_figure", "separation_figure", "weight_figure"]
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "ORANGE",
+    "PURPLE",
+    "SKY",
+    "STYLE",
+    "VERMILION",
+    "Solution",
+    "draw_curves",
+    "draw_matrix",
+    "new_figure",
+    "own_axes",
+    "save_figure",
+    "separation_figure",
+    "styled",
+    "weight_figure",
+]

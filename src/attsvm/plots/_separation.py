@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
-from attsvm.svm import MaxMargin
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE)
 
 
+class Solution(NamedTuple):
+    """A panel: the name of the norm, W (2, 2) and its norm."""
+
+    name: str
+    W: np.ndarray
+    norm: float
+
+
 @styled
-def separation_figure(data: TokenData, solutions: Sequence[MaxMargin], title: str) -> Figure:
-    """One panel a geometry: tokens, W z_i as arrows, and the line halfway between selected and support tokens."""
-    if data.d != 2 or data.B != 1 or data.K != 1 or data.n != 2:
-        raise AttsvmError(f"the separation figure shows one trial of two sequences in the plane, but got {data!r}.")
-    X = data.X[0].cpu().numpy()
+def separation_figure(X: np.ndarray, Z: np.ndarray, solutions: Sequence[Solution], title: str) -> Figure:
+    """One panel per solution: tokens X (2, T, 2), W z_i as arrows for the queries Z (2, 2), and the line halfway
+    between selected and support tokens."""
+    if X.ndim != 3 or X.shape[0] != 2 or X.shape[2] != 2:
+        raise AttsvmError(f"the separation figure shows two sequences in the plane, but X has shape {X.shape}.")
     reach = 1.25 * np.abs(X).max()
     figure, axes = new_figure(1, len(solutions), (3.0 * len(solutions), 3.7))
     for ax, solution in zip(axes[0], solutions):
-        W = solution.W[0].cpu().numpy()
+        W = solution.W
         for i, colour in enumerate(_COLOURS):
-            direction = W @ data.Z[0, i, 0].cpu().numpy()
+            direction = W @ Z[i]
             best = X[i] @ direction
             selected = int(best.argmax())
             _half_plane(ax, direction, best[selected] - 0.5, colour, reach)
@@ -37,7 +45,9 @@ def separation_figure(data: TokenData, solutions: Sequence[MaxMargin], title: st
             ax.scatter(*X[i, selected], s=190, marker="*", color=colour, edgecolor="black", lw=0.8, zorder=4)
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
-        ax.set_title(f"{solution.geometry.name}:  ‖W‖ = {solution.norm[0].item():.4f}\nW = [{entries}]")
+        ax.set_title(f"{solution.name}:  ‖W‖ = {solution.norm:.4f}\nW = [{entries}]")
+    from matplotlib.lines import Line2D
+
     key = [
         Line2D([], [], marker="*", ls="", ms=11, mfc="white", mec="black", label="selected token"),
         Line2D([], [], marker="o", ls="", mfc="grey", mec="grey", label="other token"),

@@ -6,14 +6,13 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from attsvm._version import __version__
-from attsvm.errors import AttsvmError
-from attsvm.files import atomic_path, make_folder
+from attsvm.files import make_folder
+from attsvm.pages import render, write_page
 from attsvm.report._gather import Section
 
 if TYPE_CHECKING:
@@ -22,17 +21,12 @@ if TYPE_CHECKING:
 
 def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
     """Everything in one file: figures inline, no script, no request to anywhere."""
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise AttsvmError("the report needs jinja2: pip install 'attsvm[reproduce]'.") from error
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("attsvm.report").joinpath("template.html").read_text(encoding="utf-8"))
 
     def link(path: Path) -> str:
         return quote(Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix())
 
-    page = template.render(
+    page = render(
+        "report/template.html",
         sections=sections,
         version=__version__,
         passed=sum(section.passed for section in sections),
@@ -45,9 +39,9 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         link=link,
         svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
         runs=runs,
+        own=any(not section.experiment.paper for section in sections),
     )
-    with atomic_path(out) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_page(out, page)
 
 
 def export_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
@@ -68,7 +62,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: scales with the page, says its name to a screen reader, ids are its own."""
     import matplotlib as mpl
 
-    from attsvm.plots._common import STYLE
+    from attsvm.plots import STYLE
 
     buffer = io.StringIO()
     # Text as outlines: a phone has none of matplotlib's fonts, and other widths would overlap.

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_bool, as_float, as_index, check_real, describe
+from attsvm.checks import as_bool, as_count, as_float, as_index, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
+from attsvm.svm._exact import two_sum
+from attsvm.svm._why import simple_reasons
 
 SELECTED_WEIGHT = 1e-3
 """Softmax weight above which TF-as-SVM counts a token as selected (its Section 6)."""
@@ -22,8 +24,10 @@ class MarginProblem:
 
     Rows come in Q groups of R that share their z: `A (B, Q, R, d)`, `Z (B, Q, e)`, `b`, `equality` and `present`
     (B, Q, R). Rows that are not present do not count, so instances of one batch may differ in size. Inequalities
-    need b > 0; equalities take any b. For the SVMs over tokens the groups are the n·K queries, `token` (B, Q, R)
-    names the token that a row compares with the selected one, and `layout` is (n, K, T).
+    need b > 0; equalities take any b. `A_low` (B, Q, R, d) is what rounding took from A: the rows that certificates
+    speak of are A + A_low, for problems over tokens the differences of the tokens without any rounding. For these the
+    groups are the n·K queries, `token` (B, Q, R) names the token that a row compares with the selected one, and
+    `layout` is (n, K, T).
     """
 
     A: Tensor
@@ -33,15 +37,24 @@ class MarginProblem:
     present: Tensor
     token: Tensor | None = None
     layout: tuple[int, int, int] | None = None
+    A_low: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("A", "Z", "b"):
             check_real(name, getattr(self, name))
         B, Q, R, d = _shape("A", self.A, 4, "(B, Q, R, d)")
         _, _, e = _shape("Z", self.Z, 3, "(B, Q, e)")
-        expected = {"Z": (B, Q, e), "b": (B, Q, R), "equality": (B, Q, R), "present": (B, Q, R)}
+        expected: dict[str, tuple[int, ...]] = {
+            "Z": (B, Q, e),
+            "b": (B, Q, R),
+            "equality": (B, Q, R),
+            "present": (B, Q, R),
+        }
         if self.token is not None:
             expected["token"] = (B, Q, R)
+        if self.A_low is not None:
+            check_real("A_low", self.A_low)
+            expected["A_low"] = (B, Q, R, d)
         for name, shape in expected.items():
             _expect(name, getattr(self, name), shape)
         if d == 0 or e == 0:
@@ -86,6 +99,13 @@ class MarginProblem:
         """(d, e), the shape of W."""
         return self.A.shape[3], self.Z.shape[2]
 
+    def why(self, b: int = 0) -> list[str]:
+        """Simple reasons why instance b has no solution, a sentence each: zero rows and pairs of opposite rows.
+
+        Checked exactly. None of them need be there: rows may also contradict each other only all together.
+        """
+        return simple_reasons(self, as_count("b", b, 0, self.B - 1))
+
     def __len__(self) -> int:
         return self.B
 
@@ -107,8 +127,8 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 
 def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
     """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside."""
-    A, others, chosen = _differences(data, _check_sets(data, selected))
-    return _token_problem(data, A, torch.where(chosen, 0.0, 1.0), chosen, data.mask.gather(-1, others), others)
+    A, low, others, chosen = _differences(data, _check_sets(data, selected))
+    return _token_problem(data, A, low, torch.where(chosen, 0.0, 1.0), chosen, data.mask.gather(-1, others), others)
 
 
 def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> MarginProblem:
@@ -124,18 +144,18 @@ def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> M
     sets = _check_sets(data, (weights > SELECTED_WEIGHT) if selected is None else selected)
     if not bool((weights[sets] > 0).all()):
         raise AttsvmError("weights must be positive on the selected tokens: their logarithms are matched.")
-    A, others, chosen = _differences(data, sets)
+    A, low, others, chosen = _differences(data, sets)
     logs = torch.where(sets, weights.clamp_min(torch.finfo(weights.dtype).tiny).log(), 0.0)
     first = sets.int().argmax(-1, keepdim=True)
     b = torch.where(chosen, logs.gather(-1, first) - logs.gather(-1, others), 0.0)
-    return _token_problem(data, A, b, torch.ones_like(chosen), chosen, others)
+    return _token_problem(data, A, low, b, torch.ones_like(chosen), chosen, others)
 
 
 def head_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
     """(ℓp-SVM) for the head: y_i x_{iα_i}ᵀ v ≥ 1. W is v as a (d, 1) matrix."""
     tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
     x = _at(data.X, tokens[..., None])[..., 0, :]
-    A = data.Y[..., None] * x
+    A = data.Y[..., None] * x  # without rounding: labels are ±1
     return MarginProblem.from_rows(A.flatten(1, 2))
 
 
@@ -169,15 +189,16 @@ def _check_sets(data: TokenData, selected: Any) -> Tensor:
     return sets
 
 
-def _differences(data: TokenData, sets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x_first − x_t for all tokens t but the first of the set; these t; and whether they are in the set.
+def _differences(data: TokenData, sets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_first − x_t for all tokens t but the first of the set; what rounding took from it; these t; and whether they
+    are in the set.
 
     Comparing with one member is enough, since the members' logits are tied by equalities.
     """
     first = sets.int().argmax(-1, keepdim=True)
     others = torch.arange(data.T - 1, device=data.device).expand(*first.shape[:-1], -1)
     others = others + (others >= first)
-    return _at(data.X, first) - _at(data.X, others), others, sets.gather(-1, others)
+    return *two_sum(_at(data.X, first), -_at(data.X, others)), others, sets.gather(-1, others)
 
 
 def _at(X: Tensor, tokens: Tensor) -> Tensor:
@@ -188,10 +209,12 @@ def _at(X: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _token_problem(
-    data: TokenData, A: Tensor, b: Tensor, equality: Tensor, present: Tensor, others: Tensor
+    data: TokenData, A: Tensor, low: Tensor, b: Tensor, equality: Tensor, present: Tensor, others: Tensor
 ) -> MarginProblem:
-    A, b, equality, present, others = (x.flatten(1, 2) for x in (A, b.to(A.dtype), equality, present, others))
-    return MarginProblem(A, data.Z.flatten(1, 2), b, equality, present, others, (data.n, data.K, data.T))
+    tensors = (A, low, b.to(A.dtype), equality, present, others)
+    A, low, b, equality, present, others = (x.flatten(1, 2) for x in tensors)
+    layout = (data.n, data.K, data.T)
+    return MarginProblem(A, data.Z.flatten(1, 2), b, equality, present, others, layout, low)
 
 
 def _shape(name: str, tensor: Tensor, ndim: int, axes: str) -> tuple[int, ...]:

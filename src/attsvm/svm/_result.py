@@ -2,36 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.frames import frame
 from attsvm.geometry import Geometry
+from attsvm.named import facts_of, from_facts
+from attsvm.pages import html_table
+from attsvm.schema import Array, Schema
 from attsvm.svm._problem import MarginProblem
 
 
 class Status(IntEnum):
-    """How an instance ended."""
+    """How an instance ended; it reads as words."""
 
     SOLVED = 0
-    """The bracket of the optimal norm is within the tolerance."""
+    """The bracket of the optimal norm is within the tolerance, in real arithmetic."""
     INFEASIBLE = 1
-    """A combination of the rows with b'λ = 1 cancels to 1e-8 of its terms: the multipliers are a Farkas vector."""
+    """Proved: no W satisfies the rows. The multipliers are, but for their rounding, a Farkas vector."""
     NOT_CONVERGED = 2
-    """The iterations ran out; the bracket is still certified."""
+    """The iterations ran out, or float64 cannot hold a better W; the bracket is still certified."""
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+    __repr__ = __str__
+
+
+SCHEMA = Schema(
+    format="attsvm-solution/3",
+    what="solutions of margin problems",
+    arrays={
+        "A": Array("real", "B Q R d"),
+        "A_low": Array("real", "B Q R d", optional=True),
+        "Z": Array("real", "B Q e"),
+        "b": Array("real", "B Q R"),
+        "equality": Array("bool", "B Q R"),
+        "present": Array("bool", "B Q R"),
+        "token": Array("whole", "B Q R", optional=True, least=0),
+        "W": Array("real", "B d e", finite=False),
+        "multipliers": Array("real", "B Q R", finite=False),
+        "lower": Array("real", "B", finite=False),
+        "upper": Array("real", "B", finite=False),
+        "violation": Array("real", "B", finite=False),
+        "support": Array("bool", "B Q R"),
+        "status": Array("whole", "B", least=0, most=2),
+        "iterations": Array("whole", "B", least=0),
+        # for readers without attsvm
+        "norm": Array("real", "B", optional=True, finite=False),
+        "margin": Array("real", "B", optional=True, finite=False),
+        "support_tokens": Array("bool", "B n K T", optional=True),
+        "tokens": Array("whole", "B n K", optional=True, least=0),
+    },
+    facts={"geometry": dict, "layout": (None, [int])},
+)
 
 
 @dataclass(frozen=True, eq=False)
 class MaxMargin:
     """The solutions of B instances of a margin problem.
 
-    W (B, d, e) has margin exactly 1 (NaN where none was found). `multipliers` (B, Q, R) belong to min ½‖W‖²:
+    W (B, d, e) has margin 1 or a little more (NaN where none was found). `multipliers` (B, Q, R) belong to min ½‖W‖²:
     ‖A'λ‖_* = ‖W‖, for the Frobenius norm W = A'λ; of an infeasible instance they are the Farkas vector, b'λ = 1
-    and A'λ = 0. `lower` ≤ optimal norm ≤ `upper` is certified by the multipliers and by W. `support` (B, Q, R)
-    marks the rows at the margin.
+    and A'λ = 0 but for their rounding. `support` (B, Q, R) marks the rows at the margin.
+
+    What is certain, for the real numbers that the float64 numbers are (and for tokens, not for their rounded
+    differences): every inequality ⟨a ⊗ z, W⟩ ≥ b holds; every equality holds to `violation` (B,), 0 where there are
+    none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities
+    `lower` ≤ optimal norm ≤ `upper`; with equalities `upper` is the norm of a W that is off by the violation.
+    An infeasible instance is proved to be so. All rounding of the certificates is accounted for.
     """
 
     problem: MarginProblem
@@ -40,13 +86,19 @@ class MaxMargin:
     multipliers: Tensor
     lower: Tensor
     upper: Tensor
+    violation: Tensor
     support: Tensor
-    status: Tensor
+    codes: Tensor
     iterations: Tensor
 
     @property
+    def status(self) -> list[Status]:
+        """How every instance ended, in words; `codes` (B,) are the same as numbers."""
+        return [Status(code) for code in self.codes.tolist()]
+
+    @property
     def norm(self) -> Tensor:
-        """‖W‖ (B,), infinite where no W was found."""
+        """‖W‖ (B,), rounded up; infinite where no W was found."""
         return self.upper
 
     @property
@@ -62,11 +114,16 @@ class MaxMargin:
 
     @property
     def solved(self) -> Tensor:
-        return self.status == Status.SOLVED
+        return self.codes == Status.SOLVED
 
     @property
     def infeasible(self) -> Tensor:
-        return self.status == Status.INFEASIBLE
+        return self.codes == Status.INFEASIBLE
+
+    @property
+    def open(self) -> Tensor:
+        """Neither solved nor infeasible (B,): the bracket is all that is known."""
+        return self.codes == Status.NOT_CONVERGED
 
     @property
     def support_tokens(self) -> Tensor:
@@ -78,17 +135,88 @@ class MaxMargin:
         tight = torch.zeros(len(self), n * K, T, dtype=torch.bool, device=self.W.device)
         return tight.scatter_(-1, problem.token, self.support).reshape(-1, n, K, T)
 
+    def save(self, path: PathLike, tokens: Tensor | None = None) -> None:
+        """Write problem and solution to a .npz or .safetensors file, whole or not at all, with the selected tokens."""
+        problem = self.problem
+        arrays = {name: getattr(self, name) for name in _OWN} | {"status": self.codes}
+        arrays |= {name: x for name in _PROBLEM if (x := getattr(problem, name)) is not None}
+        arrays |= {"norm": self.norm, "margin": self.margin}
+        if problem.token is not None:
+            arrays["support_tokens"] = self.support_tokens
+        if tokens is not None:
+            arrays["tokens"] = tokens
+        layout = None if problem.layout is None else list(problem.layout)
+        write_arrays(path, arrays, {"format": SCHEMA.format, "geometry": facts_of(self.geometry), "layout": layout})
+
+    @classmethod
+    def load(cls, path: PathLike, *, geometry: Geometry | None = None) -> MaxMargin:
+        """Read what `save` wrote; an own geometry is found by name if its class is defined, or given here."""
+        arrays, facts = read_arrays(path, SCHEMA)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        try:
+            layout = facts["layout"] and tuple(facts["layout"])
+            problem = MarginProblem(**{name: tensors.get(name) for name in _PROBLEM}, layout=layout)  # type: ignore
+            geometry = geometry or from_facts(Geometry, "geometry", facts["geometry"])
+            own = {name: tensors[name] for name in _OWN}
+            return cls(problem=problem, geometry=geometry, codes=tensors["status"], **own)
+        except AttsvmError as error:
+            raise AttsvmError(f"{path}: {error}") from error
+
+    def plot(self, trial: int = 0, ax: Any = None) -> Any:
+        """Draw W of an instance, entry by entry; returns matplotlib axes."""
+        from attsvm.plots import draw_matrix
+
+        if not 0 <= trial < len(self):
+            raise AttsvmError(f"trial must be in 0..{len(self) - 1}, but got {trial}.")
+        if not bool(self.norm[trial].isfinite()):
+            raise AttsvmError(f"W must be known to be drawn, but instance {trial} is {self.status[trial]}.")
+        count, name = int(self.support[trial].sum()), self.geometry.name
+        title = f"{name} max-margin W: norm {self.norm[trial]:.4g}, {count} support rows"
+        return draw_matrix(ax, self.W[trial], title)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain numbers and words for every instance."""
+        names = ("norm", "margin", "lower", "upper", "gap", "violation", "iterations")
+        columns = {name: getattr(self, name).tolist() for name in names}
+        counts = self.support.flatten(1).sum(1).tolist()
+        return [
+            {"instance": b, "status": str(status)} | {name: columns[name][b] for name in names} | {"support": counts[b]}
+            for b, status in enumerate(self.status)
+        ]
+
+    def to_dataframe(self) -> Any:
+        """A row for every instance: pandas if it is installed, else a pyarrow table."""
+        rows = self.rows()
+        return frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {"instance": []})
+
+    def _repr_html_(self) -> str:
+        rows = [[row["instance"], row["status"], *(f"{row[name]:.6g}" for name in _SHOWN)] for row in self.rows()[:20]]
+        more = f", {len(self)} instances" + (", the first 20" if len(self) > 20 else "")
+        return html_table(rows, ("instance", "status", *_SHOWN), f"MaxMargin in {self.geometry.name}{more}")
+
+    def __getitem__(self, trials: Any) -> MaxMargin:
+        """Some of the instances, by number, slice, list or boolean mask; the first axis stays."""
+        index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
+        index = index.to(self.W.device)
+        picked = {name: None if (x := getattr(self.problem, name)) is None else x[index] for name in _PROBLEM}
+        own = {name: getattr(self, name)[index] for name in ("codes", *_OWN)}
+        return replace(self, problem=replace(self.problem, **picked), **own)
+
+    def __iter__(self) -> Iterator[MaxMargin]:
+        return (self[b] for b in range(len(self)))
+
     def __len__(self) -> int:
         return len(self.W)
 
     def __repr__(self) -> str:
-        counts = ", ".join(
-            f"{int((self.status == s).sum())} {s.name.lower().replace('_', ' ')}"
-            for s in Status
-            if bool((self.status == s).any())
-        )
+        counts = ", ".join(f"{int((self.codes == s).sum())} {s}" for s in Status if bool((self.codes == s).any()))
         text = f"MaxMargin({self.geometry.name}, {len(self)} instances: {counts or 'none'}"
         if bool(self.solved.any()):
             norm, gap = self.norm[self.solved], self.gap[self.solved]
             text += f"; norm {norm.median().item():.6g} (median), gap ≤ {gap.max().item():.1e}"
         return text + ")"
+
+
+_PROBLEM = ("A", "Z", "b", "equality", "present", "token", "A_low")
+_OWN = ("W", "multipliers", "lower", "upper", "violation", "support", "iterations")
+_SHOWN = ("norm", "margin", "gap", "iterations", "support")

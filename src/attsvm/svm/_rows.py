@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-CANCELLED = 1e-8
-"""A combination A'λ below this fraction of the sum of its terms' norms counts as zero."""
 
 
 class Rows:
     """W ↦ ⟨a_c ⊗ z_c, W⟩ for rows grouped by query: `A (B, Q, R, d)`, `Z (B, Q, e)`, N = Q·R rows.
 
     All R rows of a group share their z, so no d·e numbers are ever stored for a row, and the Gram matrix
-    costs N²d instead of N²de operations.
+    costs N²d instead of N²de operations. The exact rows are a_c + `A_low`, which only certificates look at.
     """
 
-    def __init__(self, A: Tensor, Z: Tensor) -> None:
-        self.A, self.Z = A, Z
+    def __init__(self, A: Tensor, Z: Tensor, A_low: Tensor | None = None) -> None:
+        self.A, self.Z, self.A_low = A, Z, A_low
         self.B, self.Q, self.R, self.d = A.shape
         self.e = Z.shape[-1]
         self.N = self.Q * self.R
@@ -34,6 +32,16 @@ class Rows:
         """A'λ = Σ_c λ_c a_c z_cᵀ, (B, N) → (B, d, e)."""
         V = lam.reshape(self.B, self.Q, 1, self.R) @ self.A
         return V[:, :, 0].mT @ self.Z
+
+    def dense(self, index: Tensor | None = None) -> Tensor:
+        """The rows as vectors, (B, N, d·e), or those named by an index (B, k)."""
+        A, Z = self.A.flatten(1, 2), self.Z
+        if index is None:
+            index = torch.arange(self.N, device=A.device).expand(self.B, -1)
+        else:
+            A = A.gather(1, index[..., None].expand(-1, -1, self.d))
+        Z = Z.gather(1, (index // max(1, self.R))[..., None].expand(-1, -1, self.e))
+        return (A[..., :, None] * Z[..., None, :]).flatten(2)
 
     def gram(self, E: Tensor | None = None) -> Tensor:
         """A diag(E) A' for entrywise weights E (B, d, e), (B, N, N); A A' without weights.
@@ -54,32 +62,58 @@ class Rows:
         blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
         return blocks.reshape(self.B, self.N, self.N)
 
+    def normal(self, weight: Tensor) -> Tensor:
+        """A' diag(weight) A for weights of the rows (B, N), (B, d·e, d·e)."""
+        B, Q, d, e = self.B, self.Q, self.d, self.e
+        aa = (self.A * weight.reshape(B, Q, self.R, 1)).mT @ self.A
+        zz = self.Z[:, :, :, None] * self.Z[:, :, None, :]
+        M = aa.reshape(B, Q, d * d).mT @ zz.reshape(B, Q, e * e)
+        return M.reshape(B, d, d, e, e).transpose(2, 3).reshape(B, d * e, d * e)
+
     def take(self, index: Tensor) -> Rows:
         """The instances named by `index`."""
-        rows = Rows(self.A[index], self.Z[index])
+        rows = Rows(self.A[index], self.Z[index], None if self.A_low is None else self.A_low[index])
         rows._zz = None if self._zz is None else self._zz[index]
         return rows
 
-    def project(self, W: Tensor, b: Tensor, tight: Tensor) -> Tensor:
-        """The nearest W with AW = b on the tight rows; refined, because the rows may depend on each other."""
+    def project(self, W: Tensor, b: Tensor, tight: Tensor, apply: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The nearest W with AW = b on the tight rows; refined, because the rows may depend on each other.
+
+        `apply` is a way to compute AW that is better than the plain one."""
         keep = tight.to(b.dtype)
-        G = self.gram() * keep[:, :, None] * keep[:, None, :]
+        wide = self.d * self.e < self.N
+        G = self.normal(keep) if wide else self.gram() * keep[:, :, None] * keep[:, None, :]
         diagonal = G.diagonal(dim1=1, dim2=2)
         regular = 1e-14 * diagonal.amax(1, keepdim=True)
-        diagonal += (1 - keep) + regular
+        diagonal += regular + (1e-300 if wide else 1 - keep)
         L, info = torch.linalg.cholesky_ex(G)
         if bool(info.any()):
             diagonal += (info > 0)[:, None] * 1e3 * regular
             L, info = torch.linalg.cholesky_ex(G)
         for _ in range(3):
-            residual = (self.apply(W) - b) * keep
-            W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
+            residual = ((apply or self.apply)(W) - b) * keep
+            if wide:  # least squares: the rows may be more than W has entries
+                step = torch.cholesky_solve(self.adjoint(residual).flatten(1)[..., None], L)
+                W = W - step.reshape(W.shape)
+            else:
+                W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
         return W
 
 
 @dataclass
+class Iterates:
+    """What a solver found: λ certifies from below, W from above, both unscaled."""
+
+    W: Tensor
+    lam: Tensor
+    iterations: Tensor
+
+
+@dataclass
 class System:
-    """Rows of dual norm 1, with 0 < b ≤ 1 on inequalities: for rows of equal norm equal multipliers are a good start.
+    """Rows of dual norm about 1, Σ|b| about 1: for rows of equal norm equal multipliers are a good start.
+
+    Both were divided by powers of two, so these are still the rows that were given, without any rounding.
 
     A row that is neither an inequality nor an equality is not there at all: its a and b are zero.
     """
@@ -108,6 +142,6 @@ class System:
         """The smallest AW/b of the inequalities, (B,); infinite where there are none."""
         return (AW / self.b).where(self.inequality, torch.inf).amin(1)
 
-    def cancelled(self, lam: Tensor, dual_norm: Tensor) -> Tensor:
-        """Whether the terms of A'λ cancel, (B,): then λ is a Farkas vector and no W is feasible."""
-        return dual_norm <= CANCELLED * lam.abs().sum(1)
+    def cancelled(self, lam: Tensor, dual_norm: Tensor, level: float) -> Tensor:
+        """Whether the terms of A'λ cancel to this level, (B,): then λ is close to a Farkas vector, if there is one."""
+        return dual_norm <= level * lam.abs().sum(1)

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from attsvm.tables import TextTable, read_texts
 from attsvm.text._corpus import length_between
-from attsvm.text._tables import Texts, read_texts
 from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer, clean, paper_tokenizer, stop_words, visible
 from attsvm.text._tokens import Tokens
 
@@ -15,7 +15,7 @@ __all__ = [
     "AttentionTextClassifier",
     "Explanation",
     "Explanations",
-    "Texts",
+    "TextTable",
     "Tokens",
     "WordPieceTokenizer",
     "WordTokenizer",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attsvm import pages
 from attsvm._version import __version__
-from attsvm.errors import AttsvmError
-from attsvm.files import atomic_path
 from attsvm.text._tokenizers import visible
 
 if TYPE_CHECKING:
@@ -24,14 +21,13 @@ _STRONG = 2.0
 
 def write_page(explanations: Sequence[Explanation], path: Path) -> None:
     """A whole page."""
-    page = _template("page.html").render(texts=[_text(one) for one in explanations], version=__version__)
-    with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8", errors="replace")
+    texts = [_text(one) for one in explanations]
+    pages.write_page(path, pages.render("text/templates/page.html", texts=texts, version=__version__))
 
 
 def explanations_html(explanations: Sequence[Explanation]) -> str:
     """A fragment for a notebook."""
-    return _template("explanations.html").render(texts=[_text(one) for one in explanations])
+    return pages.render("text/templates/explanations.html", texts=[_text(one) for one in explanations])
 
 
 def words_html(words: Words, count: int = 20) -> str:
@@ -40,7 +36,7 @@ def words_html(words: Words, count: int = 20) -> str:
         {"label": label, "name": visible(str(label)), "rows": words.top(label, count)}
         for label in words.classes.tolist()
     ]
-    return _template("words.html").render(tops=tops)
+    return pages.render("text/templates/words.html", tops=tops)
 
 
 def _text(one: Explanation) -> dict[str, Any]:
@@ -74,16 +70,3 @@ def _text(one: Explanation) -> dict[str, Any]:
 
 def _strength(contribution: float, unit: float) -> str:
     return f"{min(1.0, abs(contribution) / unit):.3f}"
-
-
-@cache
-def _template(name: str) -> Any:
-    try:
-        from jinja2 import DictLoader, Environment
-    except ImportError as error:
-        raise AttsvmError("HTML needs jinja2: pip install 'attsvm[text]'.") from error
-    folder = files("attsvm.text").joinpath("templates")
-    sources = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".html")}
-    return Environment(loader=DictLoader(sources), autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
-        name
-    )

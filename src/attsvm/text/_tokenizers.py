@@ -23,6 +23,7 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.text._tokens import Tokens, ends, spread
+from attsvm.tokenizers import open_tokenizer
 
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:[\s/][^<>]*)?>")
 _TAG_OR_COMMENT = re.compile(rf"{_TAG.pattern}|<!--.*?-->", re.DOTALL)
@@ -265,16 +266,4 @@ def _stemmer(language: str) -> Any:
 
 @cache
 def _word_pieces(file: str) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise AttsvmError("word pieces need tokenizers: pip install 'attsvm[text]'.") from error
-    if not Path(file).is_file():
-        raise AttsvmError(f"file must be a tokenizer.json of word pieces, but {file} is not a file.")
-    try:
-        tokenizer = Tokenizer.from_file(file)
-    except Exception as error:  # the package raises Exception itself
-        raise AttsvmError(f"{file} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+    return open_tokenizer(file)

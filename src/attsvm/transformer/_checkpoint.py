@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.files import read_arrays, write_arrays
+from attsvm.files import one_line, read_arrays, write_arrays
+from attsvm.identity import check_same_run
+from attsvm.schema import NUMBER, Array, Schema
 
-_FORMAT = "attsvm transformer run 1"
+_SCHEMA = Schema(
+    "attsvm-transformer-run/1",
+    "a checkpoint of attsvm transformer fit",
+    {
+        "model.*": Array("real whole bool", finite=False),  # of a run that diverged, too
+        "optimizer.*": Array("real whole bool", finite=False),
+        "rng.*": Array("whole", "processes ...", least=0, most=255),
+        "sums": Array("real", "processes 2", finite=False),
+    },
+    {
+        "attsvm": {
+            "identity": {"model": frozenset({"text", "vit"}), "sizes": dict, "...": object},
+            "place": {"epoch": int, "batch": int, "seconds": float, "stopped": str, "history": [{str: NUMBER}]},
+            "other": dict,
+            "scalars": [str],
+            "tokenizer?": str,
+        }
+    },
+    former=("attsvm transformer run 1",),
+)
 
 
 @dataclass
@@ -64,43 +84,48 @@ def save_run(
         "scalars": scalars,  # array files have no arrays without axes
         "tokenizer": tokenizer,
     }
-    write_arrays(path, tensors, {"format": _FORMAT, "attsvm": json.dumps(described)})
+    write_arrays(path, tensors, {"format": _SCHEMA.format, "attsvm": described})
 
 
 def load_run(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> Place:
     """Put what `save_run` wrote into model and optimizer; a file of another run is refused."""
     tensors, described = read_run(path)
-    theirs = described["identity"]
-    differing = sorted(name for name in identity.keys() | theirs.keys() if identity.get(name) != theirs.get(name))
-    if differing:
-        name = differing[0]
-        raise AttsvmError(
-            f"{path} is the checkpoint of another run, with {name} {theirs.get(name)!r} and not "
-            f"{identity.get(name)!r}: choose another folder or remove it."
-        )
+    check_same_run(path.parent, described["identity"], identity)
     try:
         model.load_state_dict(_under("model.", tensors))
     except RuntimeError as error:
         raise AttsvmError(f"{path} is the checkpoint of another model: its weights do not fit.") from error
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (_under("optimizer.", tensors) | _under("optimizer.", described["other"])).items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
-    if state:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        _load_optimizer(optimizer, _under("optimizer.", tensors) | _under("optimizer.", described["other"]))
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise AttsvmError(f"{path} has a state that does not fit the optimizer: {one_line(error)}") from error
     return Place(**described["place"], sums=tensors["sums"], rng=_under("rng.", tensors))
 
 
 def read_run(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of a checkpoint."""
-    arrays, strings = read_arrays(path)
-    if strings.get("format") != _FORMAT:
-        raise AttsvmError(f"{path} must be a checkpoint of attsvm transformer, but it is another kind of file.")
-    described = json.loads(strings["attsvm"])
+    arrays, facts = read_arrays(path, _SCHEMA)
+    described = facts["attsvm"]
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     for name in described["scalars"]:
+        if name not in tensors or tensors[name].numel() != 1:
+            raise AttsvmError(f"{path}: {name} must be there, and be a single number.")
         tensors[name] = tensors[name].reshape(())
     return tensors, described
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, named: dict[str, Any]) -> None:
+    """State by "number of the weight.name", if every tensor is a number or has the shape of its weight."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in named.items():
+        index, name = key.split(".", 1)
+        shape = weights[int(index)].shape
+        if isinstance(value, Tensor) and value.ndim and value.shape != shape:
+            raise ValueError(f"{key} must have shape {tuple(shape)}, but got {tuple(value.shape)}")
+        state.setdefault(int(index), {})[name] = value
+    if state:
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _under(prefix: str, named: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import Places
+from attsvm.models import Places
 
 MULTIPLE = 16
 """Where attention needs padding it is to a multiple of this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.files import clear_leftovers, make_folder
+from attsvm.files import clear_leftovers, one_line
+from attsvm.identity import run_folder
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Batch, Data
@@ -79,7 +81,12 @@ def fit(
         raise AttsvmError(f"settings must be Settings, but got {describe(settings)}.")
     place = as_device(device) if accelerator is None else accelerator.device
     devices = [place] if place.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        if out is not None and (accelerator is None or accelerator.is_main_process):
+            folder = stack.enter_context(run_folder(out, "transformer fit"))
+            for name in (CHECKPOINT, BEST):
+                clear_leftovers(folder / name)
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
 
 
@@ -107,7 +114,7 @@ class _Run:
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
         del self.identity["epochs"]  # a run may go on for longer
         self.tokenizer = data.tokenizer
-        self.path = None if out is None else _folder(out) / CHECKPOINT
+        self.path = None if out is None else Path(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
         if self.path is not None and self.path.is_file():
             self.place = load_run(self.path, self.identity, self.model, self.optimizer)
@@ -228,9 +235,12 @@ class _Run:
         return self.accelerator.gather(own.to(self.device)[None]).cpu()
 
     def _set_rng(self, states: dict[str, Tensor]) -> None:
-        torch.set_rng_state(states["cpu"][self.rank].clone())
-        if "cuda" in states and self.device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+        try:
+            torch.set_rng_state(states["cpu"][self.rank].clone())
+            if "cuda" in states and self.device.type == "cuda":
+                torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
+        except (LookupError, TypeError, RuntimeError) as error:
+            raise AttsvmError(f"{self.path} has random states that cannot be restored: {one_line(error)}") from error
 
 
 def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -> nn.Module:
@@ -252,22 +262,25 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
     if not all(tensor.isfinite().all() for tensor in weights.values()):
         instead = "take its best weights (best=True, --best)" if other.is_file() else "train with a smaller lr"
         raise AttsvmError(f"{path} has weights that are not finite, since its run diverged: {instead}.")
-    identity = described["identity"]
+    try:
+        return _rebuilt(described["identity"], weights).eval()
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise AttsvmError(f"{path} has weights that do not fit its settings: {one_line(error)}") from error
+
+
+def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
+    """The model that the weights are of; no memory is taken for one that they are not of."""
     sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
-    if identity["model"] == "text":  # two classes have one score
-        sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
-        model: nn.Module = TextTransformer(**sizes)
-    else:
-        patch = sizes.get("patch", 4)
-        side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
-        channels = weights["embed.weight"].shape[1] // patch**2
-        model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
-    model.load_state_dict(weights)
-    return model.eval()
-
-
-def _folder(out: str | Path) -> Path:
-    path = make_folder(out)
-    for name in (CHECKPOINT, BEST):
-        clear_leftovers(path / name)
-    return path
+    if int(sizes.get("layers", 1)) > len(weights):
+        raise ValueError(f"there are {len(weights)} weights for {sizes['layers']} layers")
+    with torch.device("meta"):
+        if identity["model"] == "text":  # two classes have one score
+            sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
+            model: nn.Module = TextTransformer(**sizes)
+        else:
+            patch = sizes.get("patch", 4)
+            side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
+            channels = weights["embed.weight"].shape[1] // patch**2
+            model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
+    model.load_state_dict(weights, assign=True)
+    return model

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,14 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from attsvm.checks import as_index
 from attsvm.errors import AttsvmError
-from attsvm.files import read_arrays, write_arrays
+from attsvm.files import one_line, read_arrays, write_arrays
+from attsvm.schema import Array, Schema
+from attsvm.tables import label_column, read_table, text_column
+from attsvm.tokenizers import open_tokenizer, vocabulary_digest
 from attsvm.transformer._data import Data, Images, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 SPLITS = ("train", "test")
 MOST_CLASSES = 100_000
-_FORMAT = "attsvm splits 1"
+_SCHEMA = Schema(
+    "attsvm-splits/1",
+    "token numbers or pixels",
+    {"classes": Array("whole", "1", least=1, most=MOST_CLASSES), "vocabulary": Array("whole", "1", least=0)}
+    | {f"{split}_labels": Array("whole", split, least=0, most=MOST_CLASSES) for split in SPLITS}
+    | {f"{split}_tokens": Array("whole", f"{split}_tokens", least=0, most=2**31 - 1, optional=True) for split in SPLITS}
+    | {f"{split}_lengths": Array("whole", split, least=0, optional=True) for split in SPLITS}
+    | {f"{split}_pixels": Array("whole", f"{split} c h w", least=0, most=255, optional=True) for split in SPLITS},
+    {"tokenizer?": str},
+    former=("attsvm splits 1",),
+)
 
 
 def load_data(
@@ -66,8 +78,6 @@ def load_data(
     if images or _has_images(path):
         found = [_image_split(source, split) for split in SPLITS]
         return image_data(found[0], found[1], 1 + int(max(labels.max(initial=0) for _, labels in found)), size)
-    from attsvm.text._tables import label_column, read_table, text_column
-
     texts = []
     for split in SPLITS:
         table, part = read_table(source, text="text", split=split), f", split {split}"
@@ -85,30 +95,6 @@ def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[lis
     return [code.ids[:length] for chunk in chunks for code in found.encode_batch(list(chunk))]
 
 
-def open_tokenizer(place: str | Path) -> Any:
-    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one; it neither pads nor cuts."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise AttsvmError("texts need the tokenizers package: pip install 'attsvm[transformer]'.") from error
-    path = Path(place)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
-    try:
-        found = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises Exception itself
-        raise AttsvmError(f"{path} is not a readable tokenizer.json: {' '.join(str(error).split())}.") from error
-    found.no_padding()
-    found.no_truncation()
-    return found
-
-
-def vocabulary_digest(tokenizer: Any) -> str:
-    """Names the vocabulary of an open tokenizer: the numbers of its tokens."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
-
-
 def save_data(data: Data, path: str | Path) -> None:
     """Both splits in one compact .npz that `load_data` reads without tokenizer or tables: token numbers or pixels."""
     if Path(path).suffix != ".npz":
@@ -123,25 +109,29 @@ def save_data(data: Data, path: str | Path) -> None:
         tokens, lengths = split.tokens.cpu().numpy(), split.lengths.cpu().numpy()
         arrays[f"{name}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
         arrays[f"{name}_lengths"] = lengths.astype(np.int32)
-    strings = {"format": _FORMAT, "tokenizer": data.tokenizer}
-    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, strings)
+    facts = {"format": _SCHEMA.format, "tokenizer": data.tokenizer}
+    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, facts)
 
 
 def _saved(path: Path, size: int) -> Data:
-    arrays, strings = read_arrays(path)
-    if strings.get("format") != _FORMAT:
-        raise AttsvmError(f"{path} must be a data file that attsvm wrote, but it is another kind of .npz.")
+    arrays, facts = read_arrays(path, _SCHEMA)
+    kinds = [{name.partition("_")[2] for name in arrays if name.startswith(split)} for split in SPLITS]
+    if kinds[0] != kinds[1] or kinds[0] not in ({"labels", "pixels"}, {"labels", "tokens", "lengths"}):
+        raise AttsvmError(
+            f"{path} must have pixels, or tokens and lengths, of both splits, but it has {', '.join(arrays)}."
+        )
     classes = int(arrays["classes"][0])
     labels = {name: arrays[f"{name}_labels"] for name in SPLITS}
-    if "train_pixels" in arrays:
-        train, test = ((arrays[f"{name}_pixels"], labels[name]) for name in SPLITS)
+    if "pixels" in kinds[0]:
+        train, test = ((arrays[f"{name}_pixels"].astype(np.uint8), labels[name]) for name in SPLITS)
         return image_data(train, test, classes, size)
     splits = []
     for name in SPLITS:
         offsets = np.concatenate([[0], np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)])
+        if offsets[-1] != len(arrays[f"{name}_tokens"]):
+            raise AttsvmError(f"{path}: {name}_lengths must add up to the number of {name}_tokens, but do not.")
         splits.append(Texts.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
-    vocabulary, tokenizer = int(arrays["vocabulary"][0]), strings.get("tokenizer", "")
-    return Data(splits[0], splits[1], classes, vocabulary, tokenizer)
+    return Data(splits[0], splits[1], classes, int(arrays["vocabulary"][0]), facts.get("tokenizer", ""))
 
 
 def _cut(data: Data, length: int) -> Data:
@@ -191,7 +181,7 @@ def _cifar_folder(folder: Path, size: int) -> Data:
         parts = [_unpickled(file) for file in files[split]]
         try:
             pixels = [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
-            labels = [np.asarray(part[b"labels"], np.int64) for part in parts]
+            labels = [as_index("labels", part[b"labels"]).numpy() for part in parts]
         except (KeyError, TypeError, ValueError) as error:
             raise AttsvmError(f"{folder} must hold CIFAR-10's files, but data and labels are not as there.") from error
         for file, images, own in zip(files[split], pixels, labels):
@@ -205,10 +195,10 @@ def _unpickled(file: Path) -> Any:
     with file.open("rb") as opened:
         try:
             return _Arrays(opened, encoding="bytes").load()
-        except (pickle.UnpicklingError, EOFError, ValueError, IndexError) as error:
-            if isinstance(error, AttsvmError):
-                raise
-            raise AttsvmError(f"{file} is not a readable file of CIFAR-10: {error}.") from error
+        except AttsvmError:
+            raise
+        except Exception as error:  # damaged opcodes make the reader raise almost anything
+            raise AttsvmError(f"{file} is not a readable file of CIFAR-10: {one_line(error)}") from error
 
 
 class _Arrays(pickle.Unpickler):
@@ -236,8 +226,6 @@ def _has_images(path: Path) -> bool:
 
 
 def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    from attsvm.text._tables import label_column, read_table
-
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

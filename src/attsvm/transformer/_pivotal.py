@@ -13,10 +13,21 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.files import read_arrays, write_arrays
-from attsvm.transformer._load import open_tokenizer, vocabulary_digest
+from attsvm.schema import Array, Schema
+from attsvm.tokenizers import open_tokenizer, vocabulary_digest
 
-_FORMAT = "attsvm probes 1"
-_FIELDS = ("tokens", "lengths", "pivotal", "spans")
+_SCHEMA = Schema(
+    "attsvm-probes/1",
+    "tokenized probes",
+    {
+        "tokens": Array("whole", "n longest", least=0),
+        "lengths": Array("whole", "n", least=1),
+        "pivotal": Array("bool", "n longest"),
+        "spans": Array("whole", "n longest 2", least=0),
+    },
+    {"tokenizer?": str},
+    former=("attsvm probes 1",),
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +71,8 @@ class Probes:
 
     def save(self, path: str | Path) -> None:
         """As .npz, for a machine without the tokenizer."""
-        strings = {"format": _FORMAT, "tokenizer": self.tokenizer}
-        write_arrays(path, {name: getattr(self, name) for name in _FIELDS}, strings)
+        facts = {"format": _SCHEMA.format, "tokenizer": self.tokenizer}
+        write_arrays(path, {name: getattr(self, name) for name in _SCHEMA.arrays}, facts)
 
 
 def encode_probes(tokenizer: str | Path) -> Probes:
@@ -83,8 +94,9 @@ def encode_probes(tokenizer: str | Path) -> Probes:
 
 def load_probes(path: str | Path) -> Probes:
     """What `Probes.save` wrote."""
-    arrays, strings = read_arrays(path)
-    if strings.get("format") != _FORMAT:
-        raise AttsvmError(f"{path} must be a file of probes that attsvm wrote, but it is another kind of .npz.")
-    tensors = (torch.from_numpy(arrays[name]) for name in _FIELDS)
-    return Probes(*tensors, tokenizer=strings.get("tokenizer", ""))
+    arrays, facts = read_arrays(path, _SCHEMA)
+    n, longest = arrays["tokens"].shape
+    if n != len(pivotal_reviews()) or arrays["lengths"].max() > longest:
+        raise AttsvmError(f"{path} must hold the {len(pivotal_reviews())} reviews, but it holds others.")
+    tensors = (torch.from_numpy(arrays[name]) for name in _SCHEMA.arrays)
+    return Probes(*tensors, tokenizer=facts.get("tokenizer", ""))

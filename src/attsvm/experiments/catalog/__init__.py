@@ -2,8 +2,9 @@
 
 from importlib import import_module
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, did_you_mean
 from attsvm.experiments._experiment import Experiment
+from attsvm.experiments._own import load_experiments
 
 MODULES = (
     "svm_fig1",
@@ -49,9 +50,16 @@ for _name in MODULES:
     CATALOG[_experiment.id] = _experiment
 
 
-def find(ids: list[str]) -> list[Experiment]:
-    """Experiments by id, in the order of the catalog; "all" is all of them."""
-    unknown = [name for name in ids if name != "all" and name not in CATALOG]
-    if unknown:
-        raise AttsvmError(f"experiments must be among {', '.join(CATALOG)} or all, but got {', '.join(unknown)}.")
-    return [experiment for name, experiment in CATALOG.items() if "all" in ids or name in ids]
+def find(names: list[str]) -> list[Experiment]:
+    """Experiments by id, in the order of the catalog ("all" is all of them), then those of files, "./mine.py"."""
+    ids = [name for name in names if not name.endswith(".py")]
+    for name in ids:
+        if name != "all" and name not in CATALOG:
+            hint = did_you_mean(name, ["all", *CATALOG])
+            raise AttsvmError(f"{name} is no experiment of the catalog (attsvm reproduce --list) and no .py file{hint}")
+    own = [experiment for name in names if name.endswith(".py") for experiment in load_experiments(name)]
+    taken = [experiment.id for experiment in own]
+    twice = next((name for name in taken if name in CATALOG or taken.count(name) > 1), None)
+    if twice is not None:
+        raise AttsvmError(f"the id {twice} is taken, in the catalog or by another file: choose another one.")
+    return [experiment for name, experiment in CATALOG.items() if "all" in ids or name in ids] + own

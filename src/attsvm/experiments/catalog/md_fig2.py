@@ -9,7 +9,7 @@ from attsvm.experiments._arrays import SHARP, array
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.plots import separation_figure
+from attsvm.plots import Solution, separation_figure
 from attsvm.svm import MaxMargin, att_svm, solve
 
 PRINTED = np.array([[0.03846, 0.0], [-0.00769, 0.0]])
@@ -27,8 +27,11 @@ def run(params: Params, trials: range, device: str) -> Columns:
 
 
 def figure(rows: Rows) -> Figure:
-    solutions = [_solution(p) for p in rows.values("p")]
-    return separation_figure(example1(), solutions, "Example 1: the first token of each sequence is separated")
+    cells = [(p, rows.where(p=p)) for p in rows.values("p")]
+    solutions = [Solution(f"l{p:g}", cell["W"][0], float(cell["norm"][0])) for p, cell in cells]
+    data = example1()
+    X, Z = data.X[0].numpy(), data.Z[0, :, 0].numpy()
+    return separation_figure(X, Z, solutions, "Example 1: the first token of each sequence is separated")
 
 
 def checks(rows: Rows) -> list[Check]:

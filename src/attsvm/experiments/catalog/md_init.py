@@ -18,7 +18,7 @@ STEPS, NEAR = 2000, 0.01
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
     scale = params["scale"]
-    init = "zero" if scale == 0 else Gaussian(scale, seed=1, trials=trials)
+    init = "zero" if scale == 0 else Gaussian(scale, seed=1)
     result = train(data, f"l{params['p']}", steps=STEPS, lr=Growing(), init=init, record=("W",))
     solution = limit(data, result.tokens, result.geometry)
     divergence = curves(directional_bregman(solution.W, result.records["W"], result.geometry))

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from attsvm.data import sphere
-from attsvm.diagnostics import directional_bregman, fit_rate, is_locally_optimal, theorem_rate
-from attsvm.diagnostics._rates import PRINTED
+from attsvm.diagnostics import PRINTED, directional_bregman, fit_rate, is_locally_optimal, theorem_rate
 from attsvm.dynamics import train
 from attsvm.experiments._arrays import array, curves, limit, steps_of
 from attsvm.experiments._checks import Check, at_most

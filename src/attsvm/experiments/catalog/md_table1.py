@@ -7,7 +7,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._transformers import (
+from attsvm.experiments.transformers import (
     FINISHED,
     IMDB,
     MOST_EPOCHS,
@@ -191,6 +191,8 @@ EXPERIMENT = Experiment(
     quick=1,
     batch=1,
     needs=(SOURCE,),
+    checkpoints=True,
+    version=2,
     cost=lambda params: 60.0,
     remark="The paper takes the largest test accuracy of all epochs; validated and last-epoch accuracies are shown "
     "beside it. Its ten trials start from the same weights (public code); our seeds draw new ones. Mirror descent ends "

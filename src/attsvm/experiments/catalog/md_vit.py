@@ -7,11 +7,12 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._transformers import (
+from attsvm.experiments.transformers import (
     MOST_EPOCHS,
     PRUNED,
     SOURCE,
     VIT,
+    VIT_EPOCHS,
     Runs,
     best_lr,
     gather,
@@ -19,8 +20,7 @@ from attsvm.experiments._transformers import (
     pruning_checks,
     run,
 )
-from attsvm.transformer._measure import EDGES
-from attsvm.transformer._pieces import VIT_EPOCHS
+from attsvm.transformer import EDGES
 
 
 @styled
@@ -82,6 +82,8 @@ EXPERIMENT = Experiment(
     quick=1,
     batch=1,
     needs=(SOURCE,),
+    checkpoints=True,
+    version=2,
     cost=lambda params: 60.0,
     remark=f"{VIT_EPOCHS} epochs where the paper trained 1000: this says nothing of its end point. As in its public "
     "code: batches of 100, mean loss, constant rate, shifted and mirrored images, mirror descent with p = 1.1 for all "

@@ -24,7 +24,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = figure1(trials=[trial + TRIAL for trial in trials], seed=0).to(device)
     options: dict[str, Any] = {}
     if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1, trials=trials)}
+        options = {"parameterization": "KQ", "init": Gaussian(0.1)}
     result = train(data, "l2", steps=STEPS, record=("W",), **options)
     solution = limit(data, result.tokens, result.geometry)
     W = result.records["W"]

@@ -18,7 +18,7 @@ STEPS, RIDGE, D = 2000, 2.0**-52, 20
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(params["n"], params["T"], D, trials=trials, seed=0).to(device)
-    init = Gaussian(0.1, trials=trials)
+    init = Gaussian(0.1)
     result = train(data, "l2", "KQ", steps=STEPS, m=params["m"], init=init, ridge=RIDGE, record=())
     solution = solve(att_svm(data, result.tokens), "nuclear")
     return {

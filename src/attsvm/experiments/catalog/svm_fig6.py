@@ -22,7 +22,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(params["n"], params["T"], params["d"], trials=trials, seed=0, min_score_gap=0.1).to(device)
     options: dict[str, Any] = {}
     if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1, trials=trials), "ridge": RIDGE}
+        options = {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE}
     result = train(data, "l2", steps=STEPS, record=(), **options)
     return {
         "is_global": array(is_globally_optimal(data, result.tokens)),

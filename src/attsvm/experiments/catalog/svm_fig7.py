@@ -23,7 +23,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
     options: dict[str, Any] = {}
     if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1, trials=trials), "ridge": RIDGE}
+        options = {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE}
     elif params["trained"] == "W, growing steps":
         options = {"lr": Growing()}
     result = train(data, "l2", steps=STEPS, record=("W", "top_weight"), **options)

@@ -1,0 +1,57 @@
+"""A run made ready to be judged: float64, with trials that are not finite put aside; and SVMs solved sharply."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attsvm.checks import describe
+from attsvm.data import LinearHead
+from attsvm.dynamics import Trajectory
+from attsvm.errors import AttsvmError
+from attsvm.geometry import Geometry
+from attsvm.svm import MarginProblem, MaxMargin, Status, solve
+
+SHARP, CERTIFIED = 1e-12, 1e-9
+"""SVMs are solved to the relative gap 1e-12, because W is known to the root of the gap only; where rounding keeps
+one from that, a gap of 1e-9 counts as solved."""
+
+
+def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:
+    """The run in float64 on one device, W = 0 in trials that are not finite, and which are (B,).
+
+    In a joint run the data have the trained head: scores are those of v.
+    """
+    if not isinstance(run, Trajectory):
+        raise AttsvmError(f"run must be a Trajectory, such as train returns, but got {describe(run)}.")
+    data = run.data.to(dtype=torch.float64)
+    W = run.W.to(data.X)
+    finite = W.isfinite().flatten(1).all(1)
+    v = None
+    if run.v is not None:
+        v = run.v.to(data.X)
+        finite = finite & v.isfinite().all(1)
+        v = torch.where(finite[:, None], v, 0.0)
+        data = replace(data, head=LinearHead(v[:, None]))
+    tokens = torch.where(finite[:, None, None], run.tokens.to(data.device), data.mask.int().argmax(-1))
+    records = {name: x.to(data.X) if x.is_floating_point() else x.to(data.device) for name, x in run.records.items()}
+    if "W" in records:
+        known = records["W"].isfinite().all(-1).all(-1)[..., None, None]
+        records["W"] = torch.where(known, records["W"], 0.0)
+    ready = replace(
+        run,
+        data=data,
+        steps=run.steps.to(data.device),
+        records=records,
+        W=torch.where(finite[:, None, None], W, 0.0),
+        v=v,
+        tokens=data.check_tokens(tokens),
+    )
+    return ready, finite
+
+
+def solve_sharply(problem: MarginProblem, geometry: Geometry) -> MaxMargin:
+    """The solution to a gap of 1e-12, or of 1e-9 where rounding allows no more."""
+    solution = solve(problem, geometry, tol=SHARP)
+    good_enough = solution.open & (solution.gap <= CERTIFIED)
+    return replace(solution, codes=torch.where(good_enough, int(Status.SOLVED), solution.codes))

@@ -1,0 +1,105 @@
+"""Rules: how a block of weights moves along its exact gradient.
+
+A rule acts on one block of every trial, (rows, columns, B) with the trial last; numbers of a trial are (B,). Gradients
+come as e^shift · G with G of the order of 1, so that a rule sees their direction however small they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attsvm.geometry import Frobenius, Geometry, Lp
+from attsvm.objective import Gradient, trial_first
+
+State = dict[str, Tensor]
+"""What a rule keeps of a block, by name: tensors with the trial last."""
+
+
+class Rule(ABC):
+    """How a block moves. `train` needs `start`, `weights` and `step`; `limit` tells `verdict` what to compare with."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def start(self, W: Tensor) -> State:
+        """The state at the weights W."""
+
+    @abstractmethod
+    def weights(self, state: State) -> Tensor:
+        """The weights of a state."""
+
+    @abstractmethod
+    def step(self, state: State, gradient: Gradient, eta: Tensor) -> State:
+        """The state after a step of size eta (B,) or ()."""
+
+    def size(self, state: State) -> Tensor:
+        """The norm (B,) in proportion to which `Growing` steps grow."""
+        return dual_norm(Frobenius(), self.weights(state))
+
+    def limit(self) -> Geometry | None:
+        """The norm whose max-margin direction W should reach; None if nothing is predicted."""
+        return None
+
+
+@dataclass(frozen=True)
+class MirrorDescent(Rule):
+    """θ ← θ − η G/‖G‖_*, or θ − η ∇L if not `normalize`; W = ∇ψ*(θ). In ℓ2 it is gradient descent.
+
+    The mirror variable θ = ∇ψ(W) is the state: one power per step, and a zero weight is no trap.
+    """
+
+    geometry: Geometry = Frobenius()  # noqa: RUF009, a frozen object
+    normalize: bool = True
+
+    name: ClassVar[str] = "mirror"
+
+    def start(self, W: Tensor) -> State:
+        return {"theta": last(self.geometry.mirror(trial_first(W)))}
+
+    def weights(self, state: State) -> Tensor:
+        theta = state["theta"]
+        if isinstance(self.geometry, Lp):
+            return self.geometry.inverse(theta)  # entrywise, so in any layout
+        return last(self.geometry.inverse(trial_first(theta)))
+
+    def step(self, state: State, gradient: Gradient, eta: Tensor) -> State:
+        G, shift = gradient
+        if self.normalize:
+            size = dual_norm(self.geometry, G)
+            eta = eta / torch.where(size > 0, size, 1.0)  # a zero gradient is a zero step
+        else:
+            eta = eta * torch.exp(shift)
+        return {"theta": state["theta"] - computed_once(eta) * G}
+
+    def size(self, state: State) -> Tensor:
+        return dual_norm(self.geometry, state["theta"])
+
+    def limit(self) -> Geometry:
+        return self.geometry
+
+
+def dual_norm(geometry: Geometry, G: Tensor) -> Tensor:
+    """‖G‖_* (B,) of matrices with the trial last."""
+    if not isinstance(geometry, Lp) or geometry.q == 2:
+        return geometry.dual_norm(trial_first(G))
+    # x^q as exp(q log x) costs half of a power. Relative to the largest entry it loses nothing: where log x is large
+    # enough to spoil digits of the term, the term itself is small.
+    size = G.abs()
+    largest = size.amax((0, 1))
+    ratio = size / torch.where(largest > 0, largest, 1.0)
+    return largest * torch.exp(geometry.q * torch.log(ratio)).sum((0, 1)) ** (1 / geometry.q)
+
+
+def last(x: Tensor) -> Tensor:
+    """Matrices (B, …) with the trial last."""
+    return x.movedim(0, -1).contiguous()
+
+
+def computed_once(x: Tensor) -> Tensor:
+    """x itself. To the compiler it is a view of memory, so that it computes x once and not in every use of it."""
+    return x.as_strided(x.shape, x.stride())

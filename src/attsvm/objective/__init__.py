@@ -1,0 +1,35 @@
+"""What training minimises: losses, and the exact gradient and curvature of softmax attention under them."""
+
+from attsvm.objective._curvature import curvature, gradient, scaled_gradient, step_convexity, value
+from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, pulls
+from attsvm.objective._lanes import Lanes, chunks, contract, is_small, trial_first, trial_last
+from attsvm.objective._losses import LOSSES, Correlation, Exponential, FunctionLoss, Logistic, Loss, as_loss
+
+__all__ = [
+    "LOSSES",
+    "Attended",
+    "Blocks",
+    "Correlation",
+    "Exponential",
+    "FunctionLoss",
+    "Gradient",
+    "Lanes",
+    "Logistic",
+    "Loss",
+    "as_loss",
+    "attend",
+    "chunks",
+    "combined",
+    "contract",
+    "curvature",
+    "gradient",
+    "gradients",
+    "is_small",
+    "logits",
+    "pulls",
+    "scaled_gradient",
+    "step_convexity",
+    "trial_first",
+    "trial_last",
+    "value",
+]

@@ -1,0 +1,156 @@
+"""The loss of softmax attention and its gradient, exact however far the softmax has saturated.
+
+All tensors have the trial last. With a = X W z, m the top token, δ_t = a_t − a_m and u_t the scores x_tᵀ∇(Y h)(o)
+at the attended o, the gradient of Y h(o) in W is Σ_{t≠m} s_t (u_t − u_m − D)(x_t − x_m) zᵀ with
+D = Σ_{t≠m} s_t (u_t − u_m).
+Only differences from the top token are summed, and the largest exponent of a trial is split off as its shift M: so
+the direction of the gradient keeps its relative accuracy where the softmax has long saturated.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attsvm.objective._lanes import Lanes, contract, trial_first
+from attsvm.objective._losses import Loss
+
+Blocks = dict[str, Tensor]
+"""Trained matrices by name, trial last: W (d, e, B); K (d, m, B) and Q (e, m, B); v (d, 1, B)."""
+
+FAR = 300.0
+"""Logarithm of a ratio that float64 still holds with room on both sides."""
+
+
+class Attended(NamedTuple):
+    """What the model sees: all (n, K, T, B), without the token axis where it is reduced (kept as 1)."""
+
+    is_top: Tensor
+    """Is this the token of largest logit (the first of equals)?"""
+    delta: Tensor
+    """Logit minus top logit, −∞ for the top token itself and for masked ones."""
+    E: Tensor
+    """Σ_{t≠m} e^δ: the top token has weight 1/(1 + E)."""
+    weight: Tensor
+    """Softmax weights of the others, 0 for the top token."""
+    o: Tensor | None
+    """Attended token (n, K, d, B); a fixed linear head does not need it."""
+    delta_u: Tensor
+    """Scores minus the score of the top token."""
+    D: Tensor
+    """Σ_{t≠m} s_t (u_t − u_m)."""
+    f: Tensor
+    """Signed output Y h(o)."""
+
+
+class Gradient(NamedTuple):
+    """A gradient e^shift · G, with G of the order of 1 and shift (B,)."""
+
+    G: Tensor
+    shift: Tensor
+
+
+def combined(blocks: Blocks) -> Tensor:
+    """W, or K Qᵀ (d, e, B)."""
+    if "W" in blocks:
+        return blocks["W"]
+    K, Q = blocks["K"], blocks["Q"]
+    return (K[:, None] * Q[None]).sum(2)
+
+
+def attend(lanes: Lanes, blocks: Blocks) -> Attended:
+    a = logits(lanes, blocks)
+    if lanes.hidden is not None:
+        a = a.masked_fill(lanes.hidden, -torch.inf)
+    top = a.amax(2, keepdim=True)
+    # The first of equals, by number: at W = 0 all logits are equal.
+    number = torch.arange(a.shape[2], device=a.device)[:, None]
+    is_top = number == torch.where(a == top, number, a.shape[2]).amin(2, keepdim=True)
+    delta = (a - top).masked_fill(is_top, -torch.inf)
+    weight = torch.exp(delta)
+    E = weight.sum(2, keepdim=True)
+    weight = weight / (1 + E)
+
+    o = None
+    if lanes.scores is None:
+        o = contract("ntdB,nktB->nkdB", lanes.X, weight + is_top / (1 + E), lanes.small)
+    u, f = _scores(lanes, blocks, o)
+    u_top = torch.where(is_top, u, 0.0).sum(2, keepdim=True)
+    delta_u = u - u_top
+    D = (weight * delta_u).sum(2, keepdim=True)
+    return Attended(is_top, delta, E, weight, o, delta_u, D, u_top + D if f is None else f)
+
+
+def pulls(at: Attended, loss: Loss) -> Gradient:
+    """−∂ℓ(f)/∂a = e^shift · G of every query, G (n, K, T, B): the pull on every logit, of sum 0 over tokens."""
+    log_slope, slope = loss.slope(at.f)
+    exponent = at.delta + log_slope
+    shift = exponent.amax((0, 1, 2))
+    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. Where it makes all terms of a
+    # trial that small, its size joins the exponent, or they would all underflow.
+    factor = at.delta_u - at.D
+    size = torch.log(factor.detach().abs())
+    largest = (exponent + size).amax((0, 1, 2))
+    far = (largest < shift - FAR) & (largest > -torch.inf)
+    shift = torch.where(far, largest, shift)
+    shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
+    pull = torch.exp(exponent - shift + torch.where(far, size, 0.0)) * torch.where(far, factor.sign(), factor)
+    pull = pull * (slope / (1 + at.E))
+    # Σ_{t≠m} c_t (x_t − x_m): the top token takes the others' coefficients with a minus.
+    return Gradient(torch.where(at.is_top, -pull.sum(2, keepdim=True), pull), shift)
+
+
+def gradients(lanes: Lanes, loss: Loss, blocks: Blocks) -> dict[str, Gradient]:
+    """The gradient of the sum over samples and queries of ℓ(f), in every block."""
+    at = attend(lanes, blocks)
+    pull, shift = pulls(at, loss)
+    g = -contract("ntdB,nktB->nkdB", lanes.X, pull, lanes.small)
+    result = {name: Gradient(G, shift) for name, G in _outer(lanes, blocks, g).items()}
+    if at.o is not None and "v" in blocks:
+        log_slope, slope = loss.slope(at.f)
+        v_shift = log_slope.amax((0, 1, 2))
+        weight = torch.exp(log_slope - v_shift) * slope * lanes.Y
+        result["v"] = Gradient(-(weight * at.o).sum((0, 1))[:, None], v_shift)
+    return result
+
+
+def logits(lanes: Lanes, blocks: Blocks) -> Tensor:
+    """a = X W z (n, K, T, B), also of masked tokens."""
+    return contract("ntdB,nkdB->nktB", lanes.X, _keys(lanes, blocks), lanes.small)
+
+
+def _keys(lanes: Lanes, blocks: Blocks) -> Tensor:
+    """W z (n, K, d, B)."""
+    if "W" in blocks:
+        return contract("deB,nkeB->nkdB", blocks["W"], lanes.Z, lanes.small)
+    return contract("dmB,nkmB->nkdB", blocks["K"], _queries(lanes, blocks), lanes.small)
+
+
+def _queries(lanes: Lanes, blocks: Blocks) -> Tensor:
+    """Qᵀ z (n, K, m, B)."""
+    return contract("emB,nkeB->nkmB", blocks["Q"], lanes.Z, lanes.small)
+
+
+def _outer(lanes: Lanes, blocks: Blocks, g: Tensor) -> Blocks:
+    """From the gradient in W z to that in the blocks: G = Σ g zᵀ in W, G Q in K, Gᵀ K in Q."""
+    if "W" in blocks:
+        return {"W": contract("nkdB,nkeB->deB", g, lanes.Z, lanes.small)}
+    Kg = contract("dmB,nkdB->nkmB", blocks["K"], g, lanes.small)
+    return {
+        "K": contract("nkdB,nkmB->dmB", g, _queries(lanes, blocks), lanes.small),
+        "Q": contract("nkeB,nkmB->emB", lanes.Z, Kg, lanes.small),
+    }
+
+
+def _scores(lanes: Lanes, blocks: Blocks, o: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """u_t = x_tᵀ∇(Y h)(o) (n, K, T, B) and, where the head is not linear, f = Y h(o)."""
+    if lanes.scores is not None:
+        return lanes.scores, None
+    if "v" in blocks:
+        return lanes.Y * contract("ntdB,dB->ntB", lanes.X, blocks["v"][:, 0], lanes.small)[:, None], None
+    assert lanes.head is not None
+    assert o is not None
+    point = trial_first(o)[:, :, :, None]
+    slope = lanes.head.grad(point)[:, :, :, 0].movedim(0, -1)
+    u = lanes.Y * contract("ntdB,nkdB->nktB", lanes.X, slope, lanes.small)
+    return u, lanes.Y * lanes.head.value(point).movedim(0, -1)

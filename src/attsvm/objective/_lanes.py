@@ -1,0 +1,100 @@
+"""The data with the trial as the last axis.
+
+Every operation of a step then runs over many trials side by side, as the vector units of a CPU and the threads
+of a GPU like it, however small n, T and d are; and a trial's arithmetic does not depend on its neighbours.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attsvm.data import Head, LinearHead, TokenData
+
+LANE_BYTES = 256
+"""Trials are padded to a multiple of so many bytes of numbers: 32 of float64, 64 of float32. That is four of the
+longest vectors, which sums take at a time; what is left over they add in another order. So no trial is left over, and
+its bits do not depend on how many there are."""
+CACHED = {"cpu": 1.6e6, "cuda": 4e9}
+"""Bytes of a chunk of trials: what stays in the cache of a core from step to step, or fits a GPU."""
+SMALL = 2**15
+"""Products (n, K, d, max(e, T)) of a trial up to which a contraction is a fused multiply and sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Some trials, the trial last: X (n, T, d, B), Z (n, K, e, B), Y (n, K, 1, B), hidden (n, K, T, B).
+
+    `scores` (n, K, T, B) are those of a linear head, which do not change while it is fixed; `head` is any other
+    fixed head; joint training has neither. `hidden` is None where nothing is masked.
+    """
+
+    X: Tensor
+    Z: Tensor
+    Y: Tensor
+    hidden: Tensor | None
+    scores: Tensor | None
+    head: Head | None
+    small: bool
+
+    @classmethod
+    def of(cls, data: TokenData, fixed_head: bool) -> "Lanes":
+        linear = fixed_head and isinstance(data.head, LinearHead)
+        scores = None
+        if linear and data.head is not None:
+            scores = trial_last(data.Y[..., None] * data.head.value(data.X[:, :, None]))
+        return cls(
+            X=trial_last(data.X),
+            Z=trial_last(data.Z),
+            Y=trial_last(data.Y[..., None]),
+            hidden=None if bool(data.mask.all()) else trial_last(~data.mask),
+            scores=scores,
+            head=data.head if fixed_head and not linear else None,
+            small=is_small(data),
+        )
+
+
+def is_small(data: TokenData) -> bool:
+    return data.n * data.K * data.d * max(data.e, data.T) <= SMALL
+
+
+def trial_last(x: Tensor) -> Tensor:
+    return x.movedim(0, -1).contiguous()
+
+
+def trial_first(x: Tensor) -> Tensor:
+    return x.movedim(-1, 0)
+
+
+def chunks(data: TokenData) -> list[Tensor]:
+    """Trial numbers, cut into chunks of one size that fill whole vectors; the last trial pads the last chunk."""
+    B, lanes = data.B, LANE_BYTES // data.X.element_size() if is_small(data) else 1
+    if B == 0:
+        return [torch.arange(0, device=data.device)]
+    size = data.X.element_size() * (data.X[0].numel() + data.Z[0].numel() + 2 * data.d * data.e)
+    most = max(1, int(CACHED.get(data.device.type, 4e9) / size / lanes)) * lanes
+    count = -(-B // most)
+    width = -(-B // (count * lanes)) * lanes
+    return list(torch.arange(count * width, device=data.device).clamp(max=B - 1).split(width))
+
+
+def contract(equation: str, a: Tensor, b: Tensor, small: bool) -> Tensor:
+    """`torch.einsum` of two tensors with the trial last, as in "ntdB,nkdB->nktB".
+
+    Small products are multiplied and summed, every trial on its own and all in one loop when compiled; large ones
+    go to a matrix product, which does not hold all products at once.
+    """
+    if not small:
+        return torch.einsum(equation, a, b)
+    inputs, out = equation.split("->")
+    first, second = inputs.split(",")
+    summed = "".join(axis for axis in first if axis not in out)
+    order = out[:-1] + summed + out[-1]
+    dims = tuple(range(len(out) - 1, len(order) - 1))
+    return (_arranged(a, first, order) * _arranged(b, second, order)).sum(dims)
+
+
+def _arranged(x: Tensor, axes: str, order: str) -> Tensor:
+    """A view of x with the axes in the given order, of size 1 where it has none."""
+    x = x.permute([axes.index(axis) for axis in order if axis in axes])
+    return x[tuple(slice(None) if axis in axes else None for axis in order)]

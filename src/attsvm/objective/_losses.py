@@ -1,0 +1,150 @@
+"""Losses ℓ(f) of the signed output f = Y·h(o), with slopes that do not underflow."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from attsvm.checks import describe
+from attsvm.derivatives import derivative
+from attsvm.errors import AttsvmError
+from attsvm.named import kinds
+
+GRID = 257
+"""Points at which the curvature of an own loss is looked at for its maximum."""
+
+
+class Loss(ABC):
+    """A decreasing loss. `train`, paths and `verdict` need `value`; the rest follows from it by differentiation.
+
+    Where an own loss saturates, give `slope` in closed form: a derivative that underflows is no direction.
+    """
+
+    name: ClassVar[str]
+    bounded_slopes: ClassVar[bool] = False
+    """Assumption A of the papers: ℓ′ is bounded and Lipschitz on bounded intervals. Set it where that is proved."""
+
+    @abstractmethod
+    def value(self, f: Tensor) -> Tensor:
+        """ℓ(f)."""
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """(log part, factor) with −ℓ′(f) = e^(log part) · factor, the factor of the order of 1."""
+        fall = -derivative(self.value, f)
+        if bool((fall < 0).any()):
+            raise AttsvmError(f"loss must not increase, but {self.name} does at f = {f[fall < 0][0].item():g}.")
+        return torch.log(fall), torch.ones_like(fall)
+
+    def bend(self, f: Tensor) -> Tensor:
+        """ℓ″(f)/(−ℓ′(f)), the fall of log(−ℓ′)."""
+        return -derivative(self.log_slope, f)
+
+    def log_slope(self, f: Tensor) -> Tensor:
+        """log(−ℓ′(f))."""
+        log_part, factor = self.slope(f)
+        return log_part + torch.log(factor)
+
+    def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
+        """The f in [low, high] at which ℓ″ is largest, here among 257 points."""
+        f = low + (high - low) * torch.linspace(0, 1, GRID).to(low)[(slice(None), *(None,) * low.ndim)]
+        return f.gather(0, (self.bend(f) * self.log_slope(f).exp()).argmax(0, keepdim=True))[0]
+
+
+@dataclass(frozen=True)
+class Logistic(Loss):
+    """ℓ(f) = log(1 + e^(−f))."""
+
+    name: ClassVar[str] = "logistic"
+    bounded_slopes: ClassVar[bool] = True
+
+    def value(self, f: Tensor) -> Tensor:
+        return torch.log1p(torch.exp(-f.abs())) + (-f).clamp(min=0)
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return -f.clamp(min=0), 1 / (1 + torch.exp(-f.abs()))
+
+    def bend(self, f: Tensor) -> Tensor:
+        return torch.sigmoid(f)
+
+    def log_slope(self, f: Tensor) -> Tensor:
+        return logsigmoid(-f)
+
+    def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
+        return torch.zeros_like(low).clamp(low, high)
+
+
+@dataclass(frozen=True)
+class Exponential(Loss):
+    """ℓ(f) = e^(−f)."""
+
+    name: ClassVar[str] = "exponential"
+    bounded_slopes: ClassVar[bool] = True
+
+    def value(self, f: Tensor) -> Tensor:
+        return torch.exp(-f)
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return -f, torch.ones_like(f)
+
+    def bend(self, f: Tensor) -> Tensor:
+        return torch.ones_like(f)
+
+    def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
+        return low
+
+
+@dataclass(frozen=True)
+class Correlation(Loss):
+    """ℓ(f) = −f."""
+
+    name: ClassVar[str] = "correlation"
+    bounded_slopes: ClassVar[bool] = True
+
+    def value(self, f: Tensor) -> Tensor:
+        return -f
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(f), torch.ones_like(f)
+
+    def bend(self, f: Tensor) -> Tensor:
+        return torch.zeros_like(f)
+
+    def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
+        return low
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A differentiable function of f, entry by entry. Files hold its name only."""
+
+    function: Callable[[Tensor], Tensor]
+    name: str = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
+
+    def value(self, f: Tensor) -> Tensor:
+        return self.function(f)
+
+
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(), Correlation())}
+"""The losses of the papers."""
+
+
+def as_loss(loss: Any) -> Loss:
+    """A Loss, from one, from the name of one that is defined, or from a differentiable function of f."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss in LOSSES:
+            return LOSSES[loss]
+        own = kinds(Loss)
+        if loss in own and own[loss] is not FunctionLoss:
+            return cast(Any, own[loss])()
+    elif callable(loss) and not isinstance(loss, type):
+        return FunctionLoss(cast(Callable[[Tensor], Tensor], loss))
+    raise AttsvmError(f"loss must be a Loss, a function of f or one of {', '.join(LOSSES)}, but got {describe(loss)}.")

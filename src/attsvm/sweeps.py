@@ -1,0 +1,74 @@
+"""Grids of training runs, one table back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+from attsvm.data import TokenData
+from attsvm.diagnostics import verdict
+from attsvm.dynamics import train
+from attsvm.errors import AttsvmError
+from attsvm.frames import frame
+from attsvm.progress import progress_bar
+
+NOT_A_GRID = ("record", "at")
+"""Options of `train` that are lists themselves."""
+
+
+def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, progress: bool = False, **grid: Any) -> Any:
+    """Train and judge every combination of options; returns a table (pandas or pyarrow) with a row for each.
+
+    Options are those of `train`; one that is a list or a tuple is an axis of the grid. If `data` is a function that
+    makes data, its own parameters may be swept too:
+
+        sweep(lambda d: attsvm.sphere(6, 8, d, trials=50), d=[5, 10, 20], geometry=["l1.5", "l2"], steps=2000)
+
+    A row has the options of its run, the share of trials that reached their limit and have globally and locally
+    optimal tokens, and the medians of direction error, margin ratio, norm and rate (the power of the step).
+    """
+    makes = [] if isinstance(data, TokenData) else list(inspect.signature(data).parameters)
+    options = inspect.signature(train).parameters
+    unknown = [name for name in grid if name not in makes and name not in options]
+    if unknown:
+        raise AttsvmError(f"{unknown[0]} must be an option of train or a parameter of data, but it is neither.")
+    axes = {name: x for name, x in grid.items() if isinstance(x, list | tuple) and name not in NOT_A_GRID}
+    if any(not values for values in axes.values()):
+        raise AttsvmError("every axis of a sweep must have a value, but one is empty.")
+    fixed = {name: x for name, x in grid.items() if name not in axes}
+    cells = [dict(zip(axes, values)) for values in product(*axes.values())]
+    rows: list[dict[str, Any]] = []
+    with progress_bar(progress, 0, len(cells)) as report:
+        for number, cell in enumerate(cells, start=1):
+            chosen = fixed | cell
+            some = data if isinstance(data, TokenData) else data(**{name: chosen[name] for name in makes})
+            rows.append({name: _plain(x) for name, x in cell.items()} | _row(some, chosen, makes, tol))
+            report(number)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in axes:
+        if len({type(x) for x in columns[name]}) > 1:  # a column has one type
+            columns[name] = [str(x) for x in columns[name]]
+    return frame(columns)
+
+
+def _row(data: TokenData, options: dict[str, Any], makes: list[str], tol: float) -> dict[str, Any]:
+    run = train(data, **{name: x for name, x in options.items() if name not in makes})
+    judged = verdict(run, tol=tol)
+    summary, trials = judged.summary(), max(1, len(judged))
+    return {
+        "trials": len(judged),
+        "limit": judged.geometry.name,
+        "reached": summary["reached"] / trials,
+        "globally optimal": summary["globally optimal"] / trials,
+        "locally optimal": summary["locally optimal"] / trials,
+        "direction error": summary["median direction error"],
+        "margin ratio": summary["median margin ratio"],
+        "norm": summary["median norm"],
+        "rate": summary["rate"]["median power of k"],
+    }
+
+
+def _plain(x: Any) -> Any:
+    return x if isinstance(x, str | int | float | bool | None) else getattr(x, "name", None) or str(x)

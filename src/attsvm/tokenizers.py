@@ -1,0 +1,35 @@
+"""Tokenizers in files: the tokenizer.json of the package tokenizers, whatever reads texts with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from attsvm.errors import AttsvmError
+from attsvm.files import is_file, one_line
+
+
+def open_tokenizer(place: str | Path) -> Any:
+    """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one; it neither pads nor cuts."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise AttsvmError("tokenizer.json files need the tokenizers package: pip install 'attsvm[text]'.") from error
+    path = Path(place)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not is_file(path):
+        raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
+    try:
+        found = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises Exception itself
+        raise AttsvmError(f"{path} is not a readable tokenizer.json: {one_line(error)}") from error
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+def vocabulary_digest(tokenizer: Any) -> str:
+    """Names the vocabulary of an open tokenizer: the numbers of its tokens."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
