@@ -303,7 +303,7 @@ def fuzz(instances: int, seed: int, norms: tuple[str, ...] = NORMS, verbose: boo
             for error in Exact(problem, solution, k).errors()[:1]:
                 counts[name]["false"] += 1
                 print(f"FALSE: {name}, seed {seed}, batch {done}, instance {k}, {norm}, {outcome}: {error}", flush=True)
-            if verbose and outcome == "not_converged":
+            if verbose and outcome == "not converged":
                 bracket = f"[{solution.lower[k].item():.6g}, {solution.upper[k].item():.6g}]"
                 print(f"open: {name}, batch {done}, instance {k}, {norm}: {bracket}", flush=True)
         done += len(problem)
@@ -319,7 +319,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     counts = fuzz(options.instances, options.seed, tuple(options.norms), options.verbose)
-    columns = ("solved", "infeasible", "not_converged", "false")
+    columns = ("solved", "infeasible", "not converged", "false")
     print(f"{'kind':>16} {'instances':>9} {'solved':>7} {'infeasible':>10} {'open':>5} {'false':>5} {'ms each':>8}")
     total = sum(counts.values(), Counter())
     for name, count in [*counts.items(), ("all", total)]:
@@ -329,7 +329,7 @@ def main() -> None:
         row = (name, number, *numbers, each)
         print("{:>16} {:9} {:7} {:10} {:5} {:5} {:8.1f}".format(*row))
     number = sum(total[c] for c in columns[:3])
-    print(f"open share {total['not_converged'] / max(1, number):.2%}, false certificates {total['false']}")
+    print(f"open share {total['not converged'] / max(1, number):.2%}, false certificates {total['false']}")
     sys.exit(1 if total["false"] else 0)
 
 

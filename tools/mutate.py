@@ -37,13 +37,14 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
     """Nodes that can be changed; type hints, docstrings and messages are left alone."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign) or (isinstance(node, ast.arg) and node.annotation is not None):
-            skipped |= {id(x) for x in ast.walk(node.annotation)}
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.AnnAssign | ast.arg):
+            parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
-            parts = [part for part in (node.returns, *node.decorator_list) if part is not None]
-            skipped |= {id(x) for part in parts for x in ast.walk(part)}
+            parts = [node.returns, *node.decorator_list]
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
-            skipped |= {id(x) for x in ast.walk(node)}
+            parts = [node]
+        skipped |= {id(x) for part in parts if part is not None for x in ast.walk(part)}
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue

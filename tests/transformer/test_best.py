@@ -119,7 +119,7 @@ def test_fewer_epochs_than_are_done_train_nothing(tmp_path: Path) -> None:
 
 
 def command(out: Path, *options: str) -> Any:
-    small = "--data synthetic --layers 1 --width 8 --hidden 8 --batch 64 --quiet --lr"
+    small = "synthetic --layers 1 --width 8 --hidden 8 --batch 64 --quiet --lr"
     return CliRunner().invoke(app, ["fit", *small.split(), *options, "--out", str(out)])
 
 

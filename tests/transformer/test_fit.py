@@ -308,7 +308,7 @@ def test_a_process_without_rows_has_no_gradient() -> None:
 def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attsvm.cli import _transformer
 
-    options = "--data synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
+    options = "synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
     straight, cut = ([*options.split(), str(tmp_path / name)] for name in ("straight", "cut"))
     assert CliRunner().invoke(_transformer.app, ["fit", *straight]).exit_code == 0
     seen: list[Progress] = []

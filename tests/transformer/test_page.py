@@ -106,13 +106,13 @@ def test_a_run_is_shown_with_its_own_tokenizer_and_length(tokenizer: Path, tmp_p
     rows = {"text": [r.text for r in reviews] * 2, "label": [r.label for r in reviews] * 2}
     table = pa.table(rows | {"split": ["train"] * 20 + ["test"] * 20})
     parquet.write_table(table, tmp_path / "reviews.parquet")
-    load = ["tokens", "--data", str(tmp_path / "reviews.parquet"), "--tokenizer", str(tokenizer)]
+    load = ["tokens", str(tmp_path / "reviews.parquet"), "--tokenizer", str(tokenizer)]
     assert CliRunner().invoke(app, [*load, "--out", str(tmp_path / "tokens.npz")]).exit_code == 0
     options = ["--layers", "1", "--width", "8", "--hidden", "8", "--lr", "1e-3", "--epochs", "2", "--quiet"]
     for name, source in (
-        ("table", ["--data", str(tmp_path / "reviews.parquet"), *load[-2:]]),
-        ("tokens", ["--data", str(tmp_path / "tokens.npz")]),
-        ("short", ["--data", str(tmp_path / "tokens.npz"), "--length", "4"]),
+        ("table", [str(tmp_path / "reviews.parquet"), *load[-2:]]),
+        ("tokens", [str(tmp_path / "tokens.npz")]),
+        ("short", [str(tmp_path / "tokens.npz"), "--length", "4"]),
     ):
         assert CliRunner().invoke(app, ["fit", *source, *options, "--out", str(tmp_path / name)]).exit_code == 0
     words = json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"]
@@ -281,7 +281,7 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
         replace(synthetic_sentiment(24, 8, length=16), vocabulary=open_tokenizer(tokenizer).get_vocab_size()), data
     )
     options = "layers=2 width=8 hidden=8 length=32 lr=1e-3 epochs=1"
-    fit = ["fit", "--data", str(data), *(part for pair in options.split() for part in f"--{pair}".split("="))]
+    fit = ["fit", str(data), *(part for pair in options.split() for part in f"--{pair}".split("="))]
     assert CliRunner().invoke(app, [*fit, "--quiet", "--out", str(run)]).exit_code == 0
     page = tmp_path / "maps.html"
     one = pieces / f"{MD[0]}-seed0.json"

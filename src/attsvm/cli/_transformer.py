@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
 
-DataOption = Annotated[
+DataArgument = Annotated[
     str,
-    typer.Option(
+    typer.Argument(
         help="Reviews (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; tokens in .npz), images "
         "(.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
         show_default=False,
@@ -62,7 +62,7 @@ _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "v
 @app.command("fit")
 def fit_command(
     context: typer.Context,
-    data: DataOption,
+    data: DataArgument,
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     tokenizer: TokenizerOption = None,
@@ -171,7 +171,7 @@ def fit_command(
 @app.command("tokens")
 def tokens_command(
     context: typer.Context,
-    data: DataOption,
+    data: DataArgument,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
     length: LengthOption = 512,

@@ -72,14 +72,14 @@ class Geometry(ABC):
     def _missing(self, method: str) -> AttsvmError:
         return AttsvmError(f"geometry {self.name} must define {method} to be used here, but it does not.")
 
-    def norm_bound(self, W: Tensor, error: Tensor) -> Tensor:
-        """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise; float64.
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
+        """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise (none: 0); float64.
 
         For a norm that says nothing better, it is taken for granted that `norm` is right to 16(d + e) roundings.
         """
         return _bound(self.norm, W, error)
 
-    def dual_norm_bound(self, G: Tensor, error: Tensor) -> Tensor:
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
         """The same for the dual norm."""
         return _bound(self.dual_norm, G, error)
 
@@ -151,8 +151,10 @@ def rounding(W: Tensor) -> float:
     return (W.shape[-2] + W.shape[-1] + 64) * 2.0**-53
 
 
-def _bound(norm: Callable[[Tensor], Tensor], W: Tensor, error: Tensor) -> Tensor:
+def _bound(norm: Callable[[Tensor], Tensor], W: Tensor, error: Tensor | None) -> Tensor:
     """The triangle inequality, with the norms of the d·e matrices that have a single 1."""
+    if error is None:
+        return norm(W) * (1 + 16 * rounding(W))
     d, e = W.shape[-2:]
     single = norm(torch.eye(d * e, dtype=W.dtype, device=W.device).reshape(-1, d, e)).reshape(d, e)
     return (norm(W) + (error * single).sum(MATRIX_AXES)) * (1 + 16 * rounding(W))

@@ -54,11 +54,12 @@ class Lp(Geometry):
     def dual_norm(self, G: Tensor) -> Tensor:
         return self.dual.norm(G)
 
-    def norm_bound(self, W: Tensor, error: Tensor) -> Tensor:
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         # The norm grows with the size of each entry.
-        return (self.norm(W) + self.norm(error)) * (1 + rounding(W))
+        norm = self.norm(W)
+        return (norm if error is None else norm + self.norm(error)) * (1 + rounding(W))
 
-    def dual_norm_bound(self, G: Tensor, error: Tensor) -> Tensor:
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
         return self.dual.norm_bound(G, error)
 
     def dual_unit(self, G: Tensor) -> Tensor:

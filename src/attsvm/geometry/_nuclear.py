@@ -54,10 +54,10 @@ class Nuclear(Geometry):
     def dual_norm(self, G: Tensor) -> Tensor:
         return _of_singular_values(G, lambda s: s[..., 0])
 
-    def norm_bound(self, W: Tensor, error: Tensor) -> Tensor:
+    def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         return schatten_bound(W, error, 1.0)
 
-    def dual_norm_bound(self, G: Tensor, error: Tensor) -> Tensor:
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
         return schatten_bound(G, error, inf)
 
     def dual_unit(self, G: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], s, torch.nan), Vh
 
 
-def schatten_bound(W: Tensor, error: Tensor, p: float) -> Tensor:
+def schatten_bound(W: Tensor, error: Tensor | None, p: float) -> Tensor:
     """What the ℓp norm of the singular values does not exceed for any V with |V − W| ≤ error, in real arithmetic.
 
     It does not trust the decomposition W ≈ U diag(s) Vᵀ: ‖U diag(s) Vᵀ‖ ≤ ‖U‖‖s‖_p‖V‖ with spectral norms of U and V
@@ -246,7 +246,7 @@ def schatten_bound(W: Tensor, error: Tensor, p: float) -> Tensor:
     eye = torch.eye(rank, dtype=s.dtype, device=s.device)
     skew = [(M.mT @ M - eye).square().sum((-2, -1)).sqrt() + slack * rank for M in (U, Vh.mT)]
     size = (U.abs() * s[..., None, :]) @ Vh.abs()
-    left = ((U * s[..., None, :]) @ Vh - W).abs() + slack * size + error
+    left = ((U * s[..., None, :]) @ Vh - W).abs() + slack * size + (0.0 if error is None else error)
     norm = torch.linalg.vector_norm(s, ord=p, dim=-1)
     whole = (1 + skew[0]).sqrt() * (1 + skew[1]).sqrt() * norm
     return (whole + max(1.0, rank ** (1 / p - 0.5)) * left.square().sum((-2, -1)).sqrt()) * (1 + slack)

@@ -90,10 +90,10 @@ def certify(system: System, geometry: Geometry, run: Iterates, tol: float) -> An
         some.iterations = answer.iterations[hard]
         answer.put(hard, some)
 
-    dual = geometry.dual_norm(system.rows.adjoint(answer.lam))
-    suspect = (answer.status == Status.NOT_CONVERGED) & system.cancelled(answer.lam, dual, _NEARLY_CANCELLED)
-    suspects = suspect.nonzero()[:, 0]
-    if len(suspects):
+    hard = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
+    if len(hard):
+        dual = geometry.dual_norm(system.rows.take(hard).adjoint(answer.lam[hard]))
+        suspects = hard[system.take(hard).cancelled(answer.lam[hard], dual, _NEARLY_CANCELLED)]
         proved, farkas = prove_infeasible(system.take(suspects), answer.lam[suspects])
         at = suspects[proved]
         answer.lam[at] = farkas[proved]
@@ -177,7 +177,7 @@ def _feasible(system: System, geometry: Geometry, W: Tensor, double: bool) -> tu
             margin = least(value, error)
         found = margin >= 1
     left = torch.where(system.equality, (value - b).abs() + error, 0.0)
-    upper = geometry.norm_bound(W, torch.zeros_like(W))
+    upper = geometry.norm_bound(W)
     found &= upper.isfinite()
     return (
         torch.where(found[:, None, None], W, math.nan),
@@ -188,16 +188,19 @@ def _feasible(system: System, geometry: Geometry, W: Tensor, double: bool) -> tu
 
 def _bound_below(system: System, geometry: Geometry, lam: Tensor, upper: Tensor, double: bool) -> tuple[Tensor, Tensor]:
     """Multipliers scaled to those of min ½‖W‖², and what no feasible W can have less norm than: b'λ/‖A'λ‖_*."""
-    rows, b = system.rows, system.b
-    dual = geometry.dual_norm(rows.adjoint(lam))
-    norm = torch.where(upper.isfinite(), upper, (b * lam).sum(1).abs() / dual)
-    factor = norm / dual
+
+    def bounds(lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, error = inner(system.b, lam)
+        value = (value - error) * (1 - 4 * UNIT)
+        dual = geometry.dual_norm_bound(*combination(system.rows, lam, double))
+        lower = value / dual * (1 - 2 * UNIT)
+        return value, dual, torch.where((value > 0) & (lower > 0), lower, 0.0)
+
+    value, dual, lower = bounds(lam)
+    factor = torch.where(upper.isfinite(), upper, value / dual) / dual
     lam = lam * torch.where((factor > 0) & factor.isfinite(), factor, 1.0)[:, None]
-    value, error = inner(b, lam)
-    value = (value - error) * (1 - 2 * UNIT)
-    dual = geometry.dual_norm_bound(*combination(rows, lam, double))
-    lower = value / dual * (1 - 2 * UNIT)
-    return lam, torch.where((value > 0) & (lower > 0), lower, 0.0)
+    # The bounds of plain sums leave room for the rounding of this product; the others are taken again.
+    return lam, bounds(lam)[2] if double else lower
 
 
 def _bracket(system: System, geometry: Geometry, W: Tensor, lam: Tensor, tol: float, double: bool) -> Answer:

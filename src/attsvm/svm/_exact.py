@@ -23,7 +23,9 @@ _TINY = 1e-300
 """More than what underflow can do to a sum of numbers of size 1."""
 
 _SPLIT = 2.0**27 + 1
-_BLOCK = 2**21
+
+BLOCK = 2**21
+"""Products that are alive at the same time."""
 
 
 def power_of_two(x: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ def combination(rows: Rows, lam: Tensor, double: bool = False) -> tuple[Tensor, 
             v_low = v_low + part * A_low
         v, v_low = (x[..., None] for x in _sum(v.mT, v_low.mT))
         u, u_low = two_product(v, Z[:, :, None, :])
-        u, u_low = _sum((u).movedim(1, -1), (u_low + v_low * Z[:, :, None, :]).movedim(1, -1))
+        u, u_low = _sum(u.movedim(1, -1), (u_low + v_low * Z[:, :, None, :]).movedim(1, -1))
         U, U_low = _add(U, U_low, u, u_low)
     return U, U_low.abs() + terms * _DOUBLE * size + _TINY
 
@@ -104,7 +106,7 @@ def inner(b: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(rows: Rows) -> list[tuple[Tensor, Tensor | None, Tensor]]:
     """A, its low part and Z, a few groups at a time, so that products of all pairs fit in memory."""
-    step = max(1, _BLOCK // max(1, rows.B * rows.d * max(rows.e, rows.R)))
+    step = max(1, BLOCK // max(1, rows.B * rows.d * max(rows.e, rows.R)))
     cuts = [slice(q, q + step) for q in range(0, rows.Q, step)]
     return [(rows.A[:, q], None if rows.A_low is None else rows.A_low[:, q], rows.Z[:, q]) for q in cuts]
 

@@ -17,11 +17,13 @@ smallest AW/b from above.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 40
 """Iterations without progress after which an instance is taken to be at the limits of its arithmetic."""
@@ -105,7 +107,8 @@ def solve_lp(
     index = torch.arange(B, device=b.device)
     best = b.new_full((B,), torch.inf)
     idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
-    gram = system.rows.gram() if p == 2 and not careful else None
+    wide = is_wide(system)
+    gram = system.rows.gram() if p == 2 and not (careful or wide) else None
     lam, W = (system.equal_multipliers(), None) if start is None else start
     state = _start(system, lam, p, careful, W)
 
@@ -136,7 +139,7 @@ def solve_lp(
             gram = None if gram is None else gram[keep]
         # An instance that makes no progress is recentred.
         stalled = (idle > 0) & (idle % 4 == 0)
-        state = _newton_step(system, state, gram, p, stalled, careful)
+        state = _newton_step(system, state, gram, p, stalled, careful, wide)
     return out
 
 
@@ -164,7 +167,9 @@ def _start(system: System, lam: Tensor, p: float, careful: bool, W: Tensor | Non
     return state
 
 
-def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stalled: Tensor, careful: bool) -> _State:
+def _newton_step(
+    system: System, x: _State, gram: Tensor | None, p: float, stalled: Tensor, careful: bool, wide: bool
+) -> _State:
     rows, b, ineq, q = system.rows, system.b, system.inequality, p / (p - 1)
     count = ineq.sum(1)
     per_row = 1 / count.clamp_min(1)
@@ -182,15 +187,18 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         curvature = (q - 1) / torch.maximum(x.power, floor)
     else:
         link = None
-        curvature = (q - 1) * x.power
+        curvature = torch.ones_like(x.U) if p == 2 else (q - 1) * x.power
 
     def hessian(V: Tensor) -> Tensor:
         """∇²(½‖·‖_q²) V at the current point."""
         return curvature * V + (2 - q) * x.W_unit * (x.W_unit * V).sum((1, 2), keepdim=True)
 
     ridge = ratio + ~(ineq | system.equality)
-    if careful:
+    if wide:
+        base = wide_solver(system, ratio, inverse_of(curvature, x.W_unit, 2 - q))
+    elif careful:
         L = _triangle(rows, curvature, x.W_unit, 2 - q, ridge)
+        base = partial(_cholesky_solve, L)
     else:
         if gram is None:
             H = rows.gram(curvature)
@@ -205,13 +213,14 @@ def _newton_step(system: System, x: _State, gram: Tensor | None, p: float, stall
         if info.any():
             diagonal += (info > 0)[:, None] * 1e4 * regular
             L, info = torch.linalg.cholesky_ex(H)
+        base = partial(_cholesky_solve, L)
 
     def solve(rhs: Tensor) -> Tensor:
         """H⁻¹ of the columns of rhs."""
-        y = torch.cholesky_solve(rhs, L)
-        for _ in range(2 if careful else 0):
+        y = base(rhs)
+        for _ in range(2 if careful or wide else 0):
             columns = [rows.apply(hessian(rows.adjoint(column))) + ridge * column for column in y.unbind(-1)]
-            y = y + torch.cholesky_solve(rhs - torch.stack(columns, -1), L)
+            y = y + base(rhs - torch.stack(columns, -1))
         return y
 
     primal = x.AW - x.t[:, None] * b - x.s * ineq
@@ -286,6 +295,10 @@ def _triangle(rows: Rows, curvature: Tensor, unit: Tensor, c: float, ridge: Tens
     least = 1e-15 * torch.linalg.vector_norm(K, dim=2).amax(1, keepdim=True)  # duplicate equalities
     K = torch.cat((K, torch.diag_embed(torch.maximum(ridge.sqrt(), least))), 2)
     return torch.linalg.qr(K.mT, mode="r")[1].mT
+
+
+def _cholesky_solve(L: Tensor, rhs: Tensor) -> Tensor:
+    return torch.cholesky_solve(rhs, L)
 
 
 def _off_link(x: _State) -> Tensor:

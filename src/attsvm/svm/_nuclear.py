@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, matrix_norm, solve_triangular, vector_norm
 
 from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._wide import Solver, is_wide, wide_solver
 
 
 @dataclass
@@ -182,7 +183,7 @@ def _schur_matrix(rows: Rows, X: Tensor, Y: Tensor, H: Tensor, T: Tensor) -> Ten
 def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     rows, N = system.rows, system.rows.N
     out = Iterates(W=rows.A.new_zeros(rows.B, rows.d, rows.e), lam=x.lam.clone(), iterations=torch.zeros_like(x.index))
-    buffers = tuple(system.b.new_empty(rows.B, N, N) for _ in range(3))
+    buffers = None if is_wide(system) else tuple(system.b.new_empty(rows.B, N, N) for _ in range(3))
     best = torch.full_like(x.t, torch.inf)
     for iteration in range(max_iterations + 1):
         gap = x.XS.prod(1).sum((1, 2)) + (x.lam * x.s).sum(1)
@@ -197,27 +198,53 @@ def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancell
                 break
             if len(keep) < len(gap):
                 system, x, gap = system.take(keep), x.take(keep), gap[keep]
-        x = _newton_step(system, x, gap, tuple(buffer[: len(gap)] for buffer in buffers))
+        x = _newton_step(system, x, gap, None if buffers is None else tuple(buffer[: len(gap)] for buffer in buffers))
     return out
 
 
-def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, ...]) -> _State:
-    rows, b, inequality = system.rows, system.b, system.inequality
-    d, p, X, lam, s = rows.d, rows.d + rows.e, x.XS[:, 0], x.lam, x.s
-    eye = torch.eye(p, dtype=b.dtype, device=b.device)
-    mu = gap / (p + inequality.sum(1))
+def _metric(X: Tensor, Y: Tensor, d: int) -> Tensor:
+    """The K (k, d·e, d·e) with H = A K A': tr(E_F X E_G Y) as a form in F and G."""
+    e = X.shape[1] - d
+    X1, X2, X12 = X[:, :d, :d], X[:, d:, d:], X[:, :d, d:]
+    Y1, Y2, Y12 = Y[:, :d, :d], Y[:, d:, d:], Y[:, :d, d:]
+    pairs = ((X1, Y2), (Y1, X2))
+    K = sum(a[:, :, None, :, None] * b[:, None, :, None, :] for a, b in pairs)
+    # Entries (i, j), (k, l) of the crossed terms: X_il Y_kj and Y_il X_kj.
+    for a, b in ((X12, Y12), (Y12, X12)):
+        K = K + a[:, :, None, None, :] * b.mT[:, None, :, :, None]
+    return K.reshape(-1, d * e, d * e)
 
-    # The Newton matrix, its factor, and the two solves for the border.
-    inverse_L = solve_triangular(x.L, eye, upper=False)
-    Y = inverse_L[:, 1].mT @ inverse_L[:, 1]
+
+def _wide_solver(system: System, X: Tensor, Y: Tensor, ratio: Tensor) -> Solver:
+    """The solution of (H + diag(ratio)) x = y on the side of the unknowns, refined."""
+    rows = system.rows
+    K = _metric(X, Y, rows.d)
+    shifted = K.clone()
+    shifted.diagonal(dim1=1, dim2=2).mul_(1 + 1e-14)
+    base = wide_solver(system, ratio, torch.cholesky_inverse(cholesky_ex(shifted)[0]))
+
+    def times(x: Tensor) -> Tensor:
+        AKA = rows.apply((K @ rows.adjoint(x).flatten(1)[..., None]).reshape(-1, rows.d, rows.e))
+        return (AKA + ratio * x) * (system.inequality | system.equality)
+
+    def solve(y: Tensor) -> Tensor:
+        x = base(y)
+        for _ in range(3):
+            left = y - torch.stack([times(column) for column in x.unbind(-1)], -1)
+            x = x + base(left)
+        return x
+
+    return solve
+
+
+def _narrow_solver(system: System, X: Tensor, Y: Tensor, ratio: Tensor, buffers: tuple[Tensor, ...]) -> Solver:
+    """The solution of (H + diag(ratio)) x = y on the side of the rows."""
     H, T, F = buffers
-    _schur_matrix(rows, X, Y, H, T)
-    inverse = (1.0 / lam).where(inequality, 0.0)
-    ratio, positive_s = s * inverse, s.where(inequality, 1.0)
+    _schur_matrix(system.rows, X, Y, H, T)
     diagonal = H.diagonal(dim1=1, dim2=2)
-    diagonal.mul_(1 + 1e-15).add_(ratio + ~(inequality | system.equality))
+    diagonal.mul_(1 + 1e-15).add_(ratio + ~(system.inequality | system.equality))
     F, info = cholesky_ex(H, out=(F.mT, torch.empty(len(H), dtype=torch.int32, device=H.device)))
-    for extra in (1e-14, 1e-12, 1e-10, 1e-8):  # dependent rows; the refinement below makes good for the shift
+    for extra in (1e-14, 1e-12, 1e-10, 1e-8):  # dependent rows; refinement makes good for the shift
         if not bool(info.any()):
             break
         shift = diagonal + 0.1 * system.equality * diagonal.amax(1, keepdim=True)
@@ -226,6 +253,23 @@ def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, 
 
     def solve(rhs: Tensor) -> Tensor:
         return solve_triangular(F.mT, solve_triangular(F, rhs, upper=False), upper=True)
+
+    return solve
+
+
+def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, ...] | None) -> _State:
+    rows, b, inequality = system.rows, system.b, system.inequality
+    d, p, X, lam, s = rows.d, rows.d + rows.e, x.XS[:, 0], x.lam, x.s
+    eye = torch.eye(p, dtype=b.dtype, device=b.device)
+    mu = gap / (p + inequality.sum(1))
+
+    # The Newton matrix, its factor, and the two solves for the border.
+    inverse_L = solve_triangular(x.L, eye, upper=False)
+    Y = inverse_L[:, 1].mT @ inverse_L[:, 1]
+    inverse = (1.0 / lam).where(inequality, 0.0)
+    ratio, positive_s = s * inverse, s.where(inequality, 1.0)
+    wide = buffers is None
+    solve = _wide_solver(system, X, Y, ratio) if wide else _narrow_solver(system, X, Y, ratio, buffers)
 
     XY = X @ Y
     g = rows.apply(XY[:, :d, d:] + XY[:, d:, :d].mT)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_bool, as_float, as_index, check_real, describe
+from attsvm.checks import as_bool, as_count, as_float, as_index, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.svm._exact import two_product, two_sum
+from attsvm.svm._exact import two_sum
+from attsvm.svm._why import simple_reasons
 
 SELECTED_WEIGHT = 1e-3
 """Softmax weight above which TF-as-SVM counts a token as selected (its Section 6)."""
@@ -98,6 +99,13 @@ class MarginProblem:
         """(d, e), the shape of W."""
         return self.A.shape[3], self.Z.shape[2]
 
+    def why(self, b: int = 0) -> list[str]:
+        """Simple reasons why instance b has no solution, a sentence each: zero rows and pairs of opposite rows.
+
+        Checked exactly. None of them need be there: rows may also contradict each other only all together.
+        """
+        return simple_reasons(self, as_count("b", b, 0, self.B - 1))
+
     def __len__(self) -> int:
         return self.B
 
@@ -146,10 +154,9 @@ def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> M
 def head_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
     """(ℓp-SVM) for the head: y_i x_{iα_i}ᵀ v ≥ 1. W is v as a (d, 1) matrix."""
     tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
-    x = _at(data.X, tokens[..., None])[..., 0, :].double()
-    A, low = two_product(data.Y[..., None].double(), x)
-    problem = MarginProblem.from_rows(A.flatten(1, 2))
-    return replace(problem, A_low=low.flatten(1, 2)[:, None])
+    x = _at(data.X, tokens[..., None])[..., 0, :]
+    A = data.Y[..., None] * x  # without rounding: labels are ±1
+    return MarginProblem.from_rows(A.flatten(1, 2))
 
 
 def embedding_svm(E: Any, sequences: Any, p: Any, tol: float = 1e-9) -> MarginProblem:

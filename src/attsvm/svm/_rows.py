@@ -33,10 +33,15 @@ class Rows:
         V = lam.reshape(self.B, self.Q, 1, self.R) @ self.A
         return V[:, :, 0].mT @ self.Z
 
-    def dense(self) -> Tensor:
-        """The rows as vectors, (B, N, d·e)."""
-        F = self.A[..., :, None] * self.Z[:, :, None, None, :]
-        return F.reshape(self.B, self.N, self.d * self.e)
+    def dense(self, index: Tensor | None = None) -> Tensor:
+        """The rows as vectors, (B, N, d·e), or those named by an index (B, k)."""
+        A, Z = self.A.flatten(1, 2), self.Z
+        if index is None:
+            index = torch.arange(self.N, device=A.device).expand(self.B, -1)
+        else:
+            A = A.gather(1, index[..., None].expand(-1, -1, self.d))
+        Z = Z.gather(1, (index // max(1, self.R))[..., None].expand(-1, -1, self.e))
+        return (A[..., :, None] * Z[..., None, :]).flatten(2)
 
     def gram(self, E: Tensor | None = None) -> Tensor:
         """A diag(E) A' for entrywise weights E (B, d, e), (B, N, N); A A' without weights.
@@ -57,6 +62,14 @@ class Rows:
         blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
         return blocks.reshape(self.B, self.N, self.N)
 
+    def normal(self, weight: Tensor) -> Tensor:
+        """A' diag(weight) A for weights of the rows (B, N), (B, d·e, d·e)."""
+        B, Q, d, e = self.B, self.Q, self.d, self.e
+        aa = (self.A * weight.reshape(B, Q, self.R, 1)).mT @ self.A
+        zz = self.Z[:, :, :, None] * self.Z[:, :, None, :]
+        M = aa.reshape(B, Q, d * d).mT @ zz.reshape(B, Q, e * e)
+        return M.reshape(B, d, d, e, e).transpose(2, 3).reshape(B, d * e, d * e)
+
     def take(self, index: Tensor) -> Rows:
         """The instances named by `index`."""
         rows = Rows(self.A[index], self.Z[index], None if self.A_low is None else self.A_low[index])
@@ -68,17 +81,22 @@ class Rows:
 
         `apply` is a way to compute AW that is better than the plain one."""
         keep = tight.to(b.dtype)
-        G = self.gram() * keep[:, :, None] * keep[:, None, :]
+        wide = self.d * self.e < self.N
+        G = self.normal(keep) if wide else self.gram() * keep[:, :, None] * keep[:, None, :]
         diagonal = G.diagonal(dim1=1, dim2=2)
         regular = 1e-14 * diagonal.amax(1, keepdim=True)
-        diagonal += (1 - keep) + regular
+        diagonal += regular + (1e-300 if wide else 1 - keep)
         L, info = torch.linalg.cholesky_ex(G)
         if bool(info.any()):
             diagonal += (info > 0)[:, None] * 1e3 * regular
             L, info = torch.linalg.cholesky_ex(G)
         for _ in range(3):
             residual = ((apply or self.apply)(W) - b) * keep
-            W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
+            if wide:  # least squares: the rows may be more than W has entries
+                step = torch.cholesky_solve(self.adjoint(residual).flatten(1)[..., None], L)
+                W = W - step.reshape(W.shape)
+            else:
+                W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
         return W
 
 

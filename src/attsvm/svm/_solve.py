@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._exact import power_of_two, two_product
 from attsvm.svm._lp import solve_lp
+from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
@@ -41,9 +40,12 @@ def solve(
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
     The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: ask for tol=1e-12 when the
-    direction matters to six digits. An instance that does not converge in `max_iterations` is tried once more from
-    another start. Infeasible instances and instances that do not converge come back in the same batch with their
-    `status`; they do not disturb the others.
+    direction matters to six digits. What is certified holds in real arithmetic: see `MaxMargin`.
+
+    An instance that does not converge in `max_iterations` is tried again, more carefully, from the solution for p = 2.
+    Infeasible instances and instances that do not converge come back in the same batch with their `status`; they do
+    not disturb the others. Alone or in any batch an instance gets the same status, and norms that agree to `tol`, since
+    both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
     """
     if not isinstance(problem, MarginProblem):
         hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
@@ -54,13 +56,16 @@ def solve(
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
     max_iterations = as_count("max_iterations", max_iterations)
-    with torch.no_grad(), _enough_memory(problem, geometry):
+    _, Q, R, d = problem.A.shape
+    wide = 3 * d * problem.shape[1] < Q * R
+    numbers = numbers_per_instance(Q, R, d, problem.shape[1], geometry, wide)
+    with torch.no_grad(), enough_memory(problem.rows, numbers, problem.A.device):
         system, row_norm, scale, impossible = _prepare(problem, geometry)
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
-        per_instance = 8 * max(rows.N**2, rows.Q * rows.N * rows.d, 1)
-        chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / per_instance))
+        in_use = rows.d**2 * rows.e**2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
+        chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
         for index in left.split(chunk) if len(left) else ():
             part = system.take(index)
             found = certify(part, geometry, _run(part, geometry, tol, max_iterations, _CANCELLED), tol)
@@ -88,22 +93,6 @@ def solve(
             codes=answer.status,
             iterations=answer.iterations,
         )
-
-
-@contextmanager
-def _enough_memory(problem: MarginProblem, geometry: Lp | Nuclear) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        _, Q, R, d = problem.A.shape
-        # The Newton matrix, its factor and a copy; for p ≠ 2 also what its products are made of.
-        numbers = 3 * (Q * R) ** 2 + (0 if geometry == Lp(2) else Q * Q * R * d)
-        raise AttsvmError(
-            f"an instance of {Q * R} rows needs about {8e-9 * numbers:.0f} GB of memory, which is not there: leave out "
-            "samples or tokens, or use a machine with more."
-        ) from error
 
 
 def token_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry | str = "l2") -> Tensor:
@@ -224,8 +213,8 @@ def _try_again(answer: Answer, system: System, geometry: Lp | Nuclear, tol: floa
 
 
 def _ladder(p: float) -> list[float]:
-    """Exponents on the way from 2 to p, of which p or p − 1 halves or doubles."""
-    steps = [p]
+    """Exponents on the way from 2 to p, of which p or p − 1 halves or doubles; p twice, since a new start may help."""
+    steps = [p, p]
     while not 1.5 <= steps[0] <= 4:
         steps.insert(0, steps[0] / 2 if p > 2 else 1 + 2 * (steps[0] - 1))
     return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.files import clear_leftovers, make_folder, one_line
+from attsvm.files import clear_leftovers, one_line
+from attsvm.identity import run_folder
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Batch, Data
@@ -79,7 +81,12 @@ def fit(
         raise AttsvmError(f"settings must be Settings, but got {describe(settings)}.")
     place = as_device(device) if accelerator is None else accelerator.device
     devices = [place] if place.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        if out is not None and (accelerator is None or accelerator.is_main_process):
+            folder = stack.enter_context(run_folder(out, "transformer fit"))
+            for name in (CHECKPOINT, BEST):
+                clear_leftovers(folder / name)
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
 
 
@@ -107,7 +114,7 @@ class _Run:
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
         del self.identity["epochs"]  # a run may go on for longer
         self.tokenizer = data.tokenizer
-        self.path = None if out is None else _folder(out) / CHECKPOINT
+        self.path = None if out is None else Path(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
         if self.path is not None and self.path.is_file():
             self.place = load_run(self.path, self.identity, self.model, self.optimizer)
@@ -277,10 +284,3 @@ def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
             model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
     model.load_state_dict(weights, assign=True)
     return model
-
-
-def _folder(out: str | Path) -> Path:
-    path = make_folder(out)
-    for name in (CHECKPOINT, BEST):
-        clear_leftovers(path / name)
-    return path

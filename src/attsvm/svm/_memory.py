@@ -1,0 +1,73 @@
+"""How much memory an instance takes, and whether it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from attsvm.errors import AttsvmError
+from attsvm.geometry import Geometry, Lp
+from attsvm.svm._exact import BLOCK
+
+
+def numbers_per_instance(Q: int, R: int, d: int, e: int, geometry: Geometry, wide: bool) -> int:
+    """Numbers of 8 bytes that are alive at the same time when one instance is solved."""
+    N, D = Q * R, d * e
+    exact = 12 * min(Q * d * max(e, R), max(BLOCK, D, R * d))  # products in double-double arithmetic
+    small = 32 * N * (d + 4) + 16 * D + 8 * Q * e + exact
+    if wide:  # C⁻¹, M and its factor; the rows at the margin; products of all pairs of a and of z per group
+        return small + 14 * D * D + 2 * Q * (d * d + e * e)
+    pairs = 0 if geometry == Lp(2) else Q * Q * (d + e)
+    products = 2 * Q * N * d if isinstance(geometry, Lp) and geometry.p != 2 else 0
+    return small + 4 * N * N + pairs + products
+
+
+@contextmanager
+def enough_memory(rows: int, numbers: int, device: torch.device) -> Iterator[None]:
+    """Refuse what does not fit, before and while it is done."""
+    gigabytes = 8e-9 * numbers
+    refusal = (
+        f"an instance of {rows} rows needs about {gigabytes:.2g} GB of memory, which is not there: leave out samples "
+        "or tokens, or use a machine with more."
+    )
+    free = free_bytes(device)
+    if free is not None and 8 * numbers > free:
+        raise AttsvmError(refusal)
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise AttsvmError(refusal) from error
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on the device, or None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if device.type != "cpu":
+        return None
+    found = [x for x in (_of_machine(), _of_group()) if x is not None]
+    return min(found, default=None)
+
+
+def _of_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    words = next((line.split() for line in lines if line.startswith("MemAvailable:")), None)
+    return None if words is None else 1024 * int(words[1])
+
+
+def _of_group() -> int | None:
+    """What the limit of a container leaves."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return None if limit == "max" else int(limit) - int(used)
+    except (OSError, ValueError):
+        return None
