@@ -55,7 +55,7 @@ def speed(options: argparse.Namespace) -> None:
     }
     for n, (name, step) in enumerate(steps.items()):
         found[name] = 1e3 * timed(lambda step=step: step(padded, full[0]), device, 3 if n == 0 else 10, 10)
-        print(f"{name:40} {found[name]:8.2f} ms a step", flush=True)
+        print(f"{name:40} {found[name]:8.2f} ms per step", flush=True)
     for name, texts in (("packed", train), ("padded to 512", padded)):
         found[f"epoch, {name}"] = timed(epoch_of(steps[fast], texts), device, 1, 2)
         print(f"{'epoch, ' + name:40} {found[f'epoch, {name}']:8.3f} s", flush=True)
@@ -149,7 +149,7 @@ def make_step(
 
 
 def timed(call: Callable[[], None], device: torch.device, warm: int, times: int) -> float:
-    """Seconds a call."""
+    """Seconds per call."""
     for _ in range(warm):
         call()
     wait(device)

@@ -1,4 +1,4 @@
-"""The runs of md-table1 and md-vit as two small tables: runs.parquet has a row a run, epochs.parquet a row an epoch.
+"""The runs of md-table1 and md-vit as two small tables: runs.parquet has one row per run, epochs.parquet one per epoch.
 
     python benchmarks/transformer_tables.py                  # of the kept results
     python benchmarks/transformer_tables.py --runs runs      # and of the rows that attsvm reproduce wrote
