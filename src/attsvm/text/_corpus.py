@@ -13,11 +13,20 @@ import numpy as np
 import torch
 
 from attsvm.checks import as_count
-from attsvm.files import make_folder, read_arrays, write_arrays
+from attsvm.files import is_file, make_folder, read_arrays, write_arrays
+from attsvm.schema import Array, Schema
 from attsvm.text._tokenizers import WordTokenizer, expand, split_texts
 from attsvm.text._tokens import Tokens
 
-_FORMAT = "attsvm tokens 1"
+_SCHEMA = Schema(
+    "attsvm-tokens/1",
+    "tokens of a corpus",
+    {
+        "ids": Array("whole", "tokens", least=0),
+        "offsets": Array("whole", "texts+1", least=0),
+        "vocabulary": Array("whole", "bytes", least=0, most=255),
+    },
+)
 _CHUNK = 2_000_000
 """Characters handed to a worker at a time."""
 
@@ -28,8 +37,9 @@ def tokenize(texts: list[str], tokenizer: WordTokenizer, *, workers: int, cache:
     path = None
     if cache is not None:
         path = Path(cache) / f"{_content_hash(texts, tokenizer)}.npz"
-        if path.is_file():
-            return _read(path)
+        found = _read(path)
+        if found is not None:
+            return found
     words, ids, lengths = split_texts(texts) if workers == 0 else _split_in_parallel(texts, workers)
     tokens = expand(words, ids, lengths, tokenizer)
     if path is not None:
@@ -59,7 +69,7 @@ def _split_in_parallel(texts: list[str], workers: int) -> tuple[list[str], np.nd
 
 
 def _content_hash(texts: list[str], tokenizer: WordTokenizer) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {tokenizer.fingerprint()}".encode())
+    digest = hashlib.sha256(f"{_SCHEMA.format} {tokenizer.fingerprint()}".encode())
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "little"))
@@ -71,10 +81,20 @@ def _write(path: Path, tokens: Tokens) -> None:
     make_folder(path.parent)
     words = np.frombuffer("\n".join(tokens.vocabulary).encode(), dtype=np.uint8).copy()
     arrays = {"ids": tokens.ids, "offsets": tokens.offsets, "vocabulary": words}
-    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _FORMAT})
+    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _SCHEMA.format})
 
 
-def _read(path: Path) -> Tokens:
-    arrays, _ = read_arrays(path)
-    words = arrays["vocabulary"].tobytes().decode()
-    return Tokens(arrays["ids"], arrays["offsets"], words.split("\n") if words else [])
+def _read(path: Path) -> Tokens | None:
+    """What is in the cache; what is not, or is damaged, is computed again."""
+    if not is_file(path):
+        return None
+    try:
+        arrays, _ = read_arrays(path, _SCHEMA)
+        words = arrays["vocabulary"].astype(np.uint8).tobytes().decode()
+    except ValueError:  # AttsvmError too
+        return None
+    vocabulary, offsets = words.split("\n") if words else [], arrays["offsets"]
+    rising = offsets[0] == 0 and offsets[-1] == len(arrays["ids"]) and bool((np.diff(offsets) >= 0).all())
+    if not rising or arrays["ids"].max(initial=-1) >= len(vocabulary):
+        return None
+    return Tokens(arrays["ids"], offsets, vocabulary)
