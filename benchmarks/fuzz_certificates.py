@@ -22,9 +22,10 @@ import numpy as np
 import scipy.optimize
 import torch
 
-from attsvm import Lp, MarginProblem, MaxMargin, Status, TokenData, att_svm, gen_svm, solve
+from attsvm import Lp, MarginProblem, MaxMargin, Nuclear, Status, TokenData, att_svm, gen_svm, solve
+from attsvm.geometry import Group, Schatten
 
-NORMS = ("l1.1", "l1.5", "l2", "l3", "l4", "l10", "nuclear")
+NORMS = ("l1", "l1.1", "l1.5", "l2", "l3", "l4", "l10", "linf", "nuclear", "spectral", "group:rows")
 BATCH = 10
 Vector = list[Fraction]
 
@@ -203,6 +204,9 @@ class Exact:
         if bound < 0:
             return True
         flat = [x for row in W for x in row]
+        if isinstance(geometry, Lp) and not geometry.smooth:
+            sizes = [abs(x) for x in flat]
+            return (max(sizes) if (geometry.p == 1) == dual else sum(sizes, Fraction(0))) > bound
         if geometry == Lp(2):
             return sum((x * x for x in flat), Fraction(0)) > bound * bound
         with mpmath.workdps(80):
@@ -211,8 +215,17 @@ class Exact:
                 p = mpmath.mpf(geometry.p)
                 p = p / (p - 1) if dual else p
                 return mpmath.fsum(abs(_number(x)) ** p for x in flat if x) > limit**p
+            if isinstance(geometry, Group):
+                index = geometry.blocks(len(W), len(W[0])).index.flatten(1).tolist()
+                values = [mpmath.sqrt(mpmath.fsum(_number(flat[i]) ** 2 for i in group if i >= 0)) for group in index]
+                return (max(values) if geometry.largest != dual else mpmath.fsum(values)) > limit
             values = mpmath.svd_r(mpmath.matrix([[_number(x) for x in row] for row in W]), compute_uv=False)
-            return (max(values) if dual else mpmath.fsum(values)) > limit
+            p = float("inf") if isinstance(geometry, Nuclear) and dual else 1.0
+            if isinstance(geometry, Schatten):
+                p = geometry.dual.p if dual else geometry.p
+            if p == float("inf"):
+                return max(values) > limit
+            return mpmath.fsum(x ** mpmath.mpf(p) for x in values) > limit ** mpmath.mpf(p)
 
     def contradiction(self) -> bool:
         """Whether some λ with A'λ = 0, b'λ > 0, λ ≥ 0 on inequalities exists, in fractions."""

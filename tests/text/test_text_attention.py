@@ -318,15 +318,16 @@ def test_the_same_texts_are_held_out_however_often_and_in_what_order_they_stand(
     parts = [
         [
             {text for text, away in zip(chosen, part) if away}
-            for part in hold_out(chosen, place, np.ones(len(chosen)), 0.1, np.random.RandomState(0))
+            for part in hold_out(chosen, place, np.ones(len(chosen)), None, np.random.RandomState(0))
         ]
         for chosen, place in fields
     ]
-    assert len(parts[0]) > 1
     assert parts[0] == parts[1]
-    assert not set.intersection(*parts[0])
+    assert sum(map(len, parts[0])) == len(set.union(*parts[0])) == 300  # each text once
     for part in parts[0]:
-        assert np.bincount([labels[texts.index(text)] for text in part]).tolist() == [10, 10, 10]
+        assert np.bincount([labels[texts.index(text)] for text in part]).tolist() == [20, 20, 20]
+    (one,) = hold_out(texts, labels, np.ones(300), 0.1, np.random.RandomState(0))
+    assert one.sum() == 30
 
 
 def test_balanced_weights_lift_the_rare_class() -> None:

@@ -54,7 +54,7 @@ class OnNumbers(AttentionTextClassifier):
 
 
 @parametrize_with_checks(
-    [OnNumbers(random_state=0)],
+    [OnNumbers(validation_fraction=0.1, random_state=0)],
     expected_failed_checks=lambda estimator: {
         "check_sample_weight_equivalence_on_dense_data": "holds to the tolerance of the fit; the check asks for 1e-7",
     },
@@ -129,10 +129,10 @@ def test_fit_changes_no_parameter_and_starts_anew(fitted: AttentionTextClassifie
 
 
 def test_the_seed_decides() -> None:
-    first, second = (AttentionTextClassifier(random_state=3).fit(TEXTS, LABELS) for _ in range(2))
+    first, second = (AttentionTextClassifier(ngrams=1, random_state=3).fit(TEXTS, LABELS) for _ in range(2))
     assert np.array_equal(first.predict_proba(TEXTS), second.predict_proba(TEXTS))
     assert first.path_ == second.path_
-    assert first.path_ != AttentionTextClassifier(random_state=4).fit(TEXTS, LABELS).path_
+    assert first.path_ != AttentionTextClassifier(ngrams=1, random_state=4).fit(TEXTS, LABELS).path_
     AttentionTextClassifier(random_state=np.random.RandomState(0)).fit(TEXTS, LABELS)
 
 
@@ -354,7 +354,7 @@ def test_few_texts(count: int) -> None:
 def test_twenty_classes_and_five_hundred_texts() -> None:
     texts, labels = make_texts(500, 20, length=30)
     fresh, truth = make_texts(200, 20, length=30, seed=1)
-    model = AttentionTextClassifier(random_state=0).fit(texts, labels)
+    model = AttentionTextClassifier(ngrams=1, validation_fraction=0.1, random_state=0).fit(texts, labels)
     assert model.score(fresh, truth) > 0.9
     assert model.words_.direction.shape[1] == 20
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
+from attsvm.geometry._blocks import Blocks
 
 MATRIX_AXES = (-2, -1)
 NODES = 32
@@ -71,6 +72,22 @@ class Geometry(ABC):
 
     def _missing(self, method: str) -> AttsvmError:
         return AttsvmError(f"geometry {self.name} must define {method} to be used here, but it does not.")
+
+    def blocks(self, d: int, e: int) -> Blocks | None:
+        """The blocks of a d × e matrix that make this norm, if it is one of those; then `solve` needs no smoothness."""
+        return None
+
+    def gradient(self, W: Tensor) -> Tensor:
+        """∇½‖W‖², same shape."""
+        return derivative(lambda V: self.norm(V).square() / 2, W)
+
+    def hessian(self, W: Tensor) -> Tensor:
+        """∇²½‖W‖² of matrices (B, d, e), as a matrix (B, d·e, d·e); by differentiating twice unless given."""
+        return _second(lambda V: self.norm(V).square() / 2, W)
+
+    def dual_hessian(self, G: Tensor) -> Tensor:
+        """∇²½‖G‖_*², likewise."""
+        return _second(lambda V: self.dual_norm(V).square() / 2, G)
 
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         """What ‖V‖ does not exceed, in real arithmetic, for any V with |V − W| ≤ error entrywise (none: 0); float64.
@@ -149,6 +166,16 @@ def scale(W: Tensor) -> Tensor:
 def rounding(W: Tensor) -> float:
     """More than the relative error of a root of sums of powers over the rows, then over the columns, in float64."""
     return (W.shape[-2] + W.shape[-1] + 64) * 2.0**-53
+
+
+def _second(function: Callable[[Tensor], Tensor], W: Tensor) -> Tensor:
+    """The Hessians (B, D, D) of a function of matrices (B, d, e), a column at a time for all of them."""
+    with torch.enable_grad():
+        at = W.detach().requires_grad_()
+        slope = derivative(function, at).flatten(1)
+        rows = [torch.autograd.grad(s.sum(), at, retain_graph=True, materialize_grads=True)[0] for s in slope.unbind(1)]
+    H = torch.stack(rows, 1).flatten(2)
+    return (H + H.mT) / 2
 
 
 def _bound(norm: Callable[[Tensor], Tensor], W: Tensor, error: Tensor | None) -> Tensor:

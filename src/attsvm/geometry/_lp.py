@@ -1,4 +1,4 @@
-"""Entrywise ℓp norms, 1 < p < ∞."""
+"""Entrywise ℓp norms, 1 ≤ p ≤ ∞."""
 
 from dataclasses import dataclass
 from math import inf
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding, scale
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
@@ -18,13 +19,15 @@ class Lp(Geometry):
 
     Values are ±inf or 0 only where the true value leaves the range of the dtype. Where a power |w|^a with
     a < 1 has infinite slope, at w = 0, autograd through `mirror`, `inverse` and `dual_unit` reports 0.
+
+    ℓ1 and ℓ∞ have no mirror map: they are neither strictly convex nor smooth. `dual_unit` is a subgradient there.
     """
 
     p: float
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.p, Real) and 1 < self.p < inf):
-            raise AttsvmError(f"Lp needs a number p with 1 < p < inf, but p is {self.p!r}: choose e.g. p = 1.1 or 3.")
+        if not (isinstance(self.p, Real) and 1 <= self.p <= inf):
+            raise AttsvmError(f"Lp needs a number p with 1 ≤ p ≤ inf, but p is {self.p!r}: choose e.g. p = 1.1 or 3.")
         object.__setattr__(self, "p", float(self.p))
 
     def __repr__(self) -> str:
@@ -37,7 +40,18 @@ class Lp(Geometry):
     @property
     def q(self) -> float:
         """The conjugate exponent p/(p − 1)."""
-        return self.p / (self.p - 1)
+        return inf if self.p == 1 else 1.0 if self.p == inf else self.p / (self.p - 1)
+
+    @property
+    def smooth(self) -> bool:
+        """1 < p < ∞: there is a mirror map."""
+        return 1 < self.p < inf
+
+    def has(self, *methods: str) -> bool:
+        return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
+
+    def blocks(self, d: int, e: int) -> Blocks | None:
+        return None if self.smooth else Blocks.entries(d, e, "sum" if self.p == 1 else "max")
 
     @property
     def dual(self) -> "Lp":
@@ -45,6 +59,8 @@ class Lp(Geometry):
         return Lp(self.q)
 
     def norm(self, W: Tensor) -> Tensor:
+        if self.p == inf:
+            return W.abs().amax(MATRIX_AXES)
         s = scale(W)
         total = (W / s).abs().pow(self.p).sum(-1).sum(-1)  # one axis at a time: its rounding grows by d + e
         # Only W = 0 sums to less than 1. A 1 under the root, taken off again, gives it the gradient 0 there.
@@ -63,17 +79,31 @@ class Lp(Geometry):
         return self.dual.norm_bound(G, error)
 
     def dual_unit(self, G: Tensor) -> Tensor:
+        if self.p == inf:
+            return G.sign()
+        if self.p == 1:  # all on the first entry of the largest size
+            flat = G.flatten(-2)
+            at = flat.abs().argmax(-1, keepdim=True)
+            return torch.zeros_like(flat).scatter(-1, at, flat.gather(-1, at).sign()).reshape(G.shape)
         # sign(G)|G|^(q−1), normalised. Normalise on the side where the power is ≥ 1: small entries that
         # underflow there underflow in the result too.
         return self.unit(self.inverse(G)) if self.p >= 2 else self.inverse(self.dual.unit(G))
 
     def mirror(self, W: Tensor) -> Tensor:
+        self._check_smooth()
         return _signed_power(W, self.p - 1)
 
     def inverse(self, theta: Tensor) -> Tensor:
+        self._check_smooth()
         return _signed_power(theta, 1 / (self.p - 1))
 
+    def _check_smooth(self) -> None:
+        if not self.smooth:
+            near = "l1.1" if self.p == 1 else "l10"
+            raise AttsvmError(f"{self.name} has no mirror map: take 1 < p < inf, for example {near}.")
+
     def _potential(self, W: Tensor) -> Tensor:
+        self._check_smooth()
         # In two halves: |w|^p may overflow where |w|^p / p does not.
         half = W.abs().pow(self.p / 2)
         return (half / self.p * half).sum(MATRIX_AXES)
@@ -82,6 +112,7 @@ class Lp(Geometry):
         return self.dual._potential(theta)
 
     def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
+        self._check_smooth()
         p, k = self.p, self.p - 1
         w, v = W.abs(), V.abs()
         big, small = torch.maximum(w, v), torch.minimum(w, v)

@@ -49,10 +49,10 @@ class Nuclear(Geometry):
         return "nuclear"
 
     def norm(self, W: Tensor) -> Tensor:
-        return _of_singular_values(W, lambda s: s.sum(-1))
+        return of_singular_values(W, lambda s: s.sum(-1))
 
     def dual_norm(self, G: Tensor) -> Tensor:
-        return _of_singular_values(G, lambda s: s[..., 0])
+        return of_singular_values(G, lambda s: s[..., 0])
 
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         return schatten_bound(W, error, 1.0)
@@ -61,7 +61,7 @@ class Nuclear(Geometry):
         return schatten_bound(G, error, inf)
 
     def dual_unit(self, G: Tensor) -> Tensor:
-        U, s, Vh = _svd(G)
+        U, s, Vh = svd(G)
         top = U[..., :, :1] @ Vh[..., :1, :]
         return torch.where(s[..., :1, None] == 0, torch.zeros_like(top), top).to(G.dtype)
 
@@ -72,13 +72,13 @@ class Nuclear(Geometry):
         return _SpectralMap.apply(theta, _Sinh(self.beta))
 
     def _potential(self, W: Tensor) -> Tensor:
-        s = _svd(W)[1]
+        s = svd(W)[1]
         x = s / self.beta
         # √(σ² + β²) − β = σ x/(1 + √(1 + x²)) with x = σ/β
         return (s * (_asinh(x) - x / (1 + _hypot(x, 1.0)))).sum(-1).to(W.dtype)
 
     def _conjugate(self, theta: Tensor) -> Tensor:
-        s = _svd(theta)[1]
+        s = svd(theta)[1]
         # β(cosh σ − 1) = 2β sinh²(σ/2)
         return ((2 * self.beta) ** 0.5 * torch.sinh(s / 2)).square().sum(-1).to(theta.dtype)
 
@@ -96,8 +96,8 @@ class Nuclear(Geometry):
             W, V = W.mT, V.mT
         W, V = W.double(), V.double()
         E = W - V
-        U, s, Xh = _svd(W)
-        P, t, Yh = _svd(V)
+        U, s, Xh = svd(W)
+        P, t, Yh = svd(V)
         X, Y = Xh.mT, Yh.mT
         a, b = U.mT @ P, Xh @ Y
         rows, columns = s[..., :, None], t[..., None, :]
@@ -197,7 +197,7 @@ class _SpectralMap(torch.autograd.Function):
     def forward(ctx: Any, W: Tensor, f: _OddFunction) -> Tensor:
         ctx.save_for_backward(W)
         ctx.f = f
-        U, s, Vh = _svd(W)
+        U, s, Vh = svd(W)
         # The common factor waits until after the product, where ∞·0 and ∞ − ∞ could meet.
         values, common = f.value(s)
         return ((U * values[..., None, :]) @ Vh * common[..., None]).to(W.dtype)
@@ -213,7 +213,7 @@ class _SpectralDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, E: Tensor, f: _OddFunction) -> Tensor:
-        U, s, Vh = _svd(W)
+        U, s, Vh = svd(W)
         D, V = E.double(), Vh.mT
         M = U.mT @ D @ V
         a, b = s[..., :, None], s[..., None, :]
@@ -228,7 +228,7 @@ class _SpectralDerivative(torch.autograd.Function):
         raise AttsvmError("Nuclear differentiates its mirror maps once: ask for no second derivative of them.")
 
 
-def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     finite = W.isfinite().flatten(-2).all(-1)[..., None, None]  # one bad matrix must not stop the others
     U, s, Vh = torch.linalg.svd(torch.where(finite, W, 0.0).double(), full_matrices=False)
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], s, torch.nan), Vh
@@ -240,7 +240,7 @@ def schatten_bound(W: Tensor, error: Tensor | None, p: float) -> Tensor:
     It does not trust the decomposition W ≈ U diag(s) Vᵀ: ‖U diag(s) Vᵀ‖ ≤ ‖U‖‖s‖_p‖V‖ with spectral norms of U and V
     that follow from UᵀU − I, and what the product leaves of W adds its Frobenius norm, times √rank for p < 2.
     """
-    U, s, Vh = _svd(W)
+    U, s, Vh = svd(W)
     rank = s.shape[-1]
     slack = rounding(W) + 2 * rank * 2.0**-53
     eye = torch.eye(rank, dtype=s.dtype, device=s.device)
@@ -252,7 +252,7 @@ def schatten_bound(W: Tensor, error: Tensor | None, p: float) -> Tensor:
     return (whole + max(1.0, rank ** (1 / p - 0.5)) * left.square().sum((-2, -1)).sqrt()) * (1 + slack)
 
 
-def _of_singular_values(W: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+def of_singular_values(W: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     """A norm in terms of the singular values; scaled, so nothing overflows and W = 0 has gradient 0."""
     s = scale(W.double())
     nonzero = W.detach().count_nonzero((-2, -1)) > 0

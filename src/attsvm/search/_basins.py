@@ -94,10 +94,11 @@ def basins(
 ) -> Basins:
     """The atlas of small problems: every locally optimal token choice, and how likely training ends there.
 
-    For each scale `starts` Gaussian starts a problem are trained by normalised steps of 0.05, or 2% of the start's size
-    where that is more: short enough to follow the gradient, long enough to leave the start behind. The choices
+    For each scale `starts` Gaussian starts per problem are trained by normalised steps of 0.05, or 2% of the start's
+    size where that is more: short enough to follow the gradient, long enough to leave the start behind. The choices
     are all T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every
-    selected token has a higher score than its support tokens.
+    selected token has a higher score than its support tokens. The starts of a problem are those of its number in
+    `data.trials`.
     """
     geometry = parse_geometry(geometry)
     starts, steps = as_count("starts", starts), as_count("steps", steps)
@@ -124,12 +125,13 @@ def basins(
 
     weights = data.T ** torch.arange(queries - 1, -1, -1, device=data.device)
     repeated = data[torch.arange(data.B).repeat_interleave(starts)]
-    numbers = (starts * data.trials[:, None] + torch.arange(starts)).flatten()
     share = data.X.new_zeros(len(spread), data.B, C)
+    shape = {"W": (data.d, data.e)}
+    numbers = (starts * data.trials[:, None] + torch.arange(starts)).flatten()
     for k, scale in enumerate(spread.tolist()):
-        start = Gaussian(scale, seed=seed + k).draw(numbers, {"W": (data.d, data.e)})
-        size = geometry.dual_norm(geometry.mirror(start["W"])).median().item()
-        lr = max(LR, STRIDE * size)
+        start = Gaussian(scale, seed + k).draw(numbers, shape)
+        typical = Gaussian(scale).draw(torch.zeros(1, dtype=torch.long), shape)["W"]
+        lr = max(LR, STRIDE * geometry.dual_norm(geometry.mirror(typical)).item())
         run = train(repeated, geometry, steps=steps, lr=lr, init=start, record=(), compile=False)
         number = (run.tokens.flatten(1) * weights).sum(1).reshape(data.B, starts)
         share[k].scatter_add_(1, number, torch.ones_like(number, dtype=share.dtype))

@@ -124,7 +124,7 @@ def _trace(M: Tensor) -> Tensor:
     return M.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _symmetric(M: Tensor) -> Tensor:
+def symmetric(M: Tensor) -> Tensor:
     return 0.5 * (M + M.mT)
 
 
@@ -149,7 +149,7 @@ def _starting_point(system: System) -> _State:
     )
 
 
-def _lowest_eigenvalue(P: Tensor, squarings: int) -> Tensor:
+def lowest_eigenvalue(P: Tensor, squarings: int) -> Tensor:
     """The lowest eigenvalue of each symmetric P (…, p, p), or a little less."""
     Q = -P.float() / matrix_norm(P).clamp_min(1e-30)[..., None, None].float()
     Q.diagonal(dim1=-2, dim2=-1).add_(1.0)  # now Q ⪰ 0, and the lowest eigenvector of P is its highest
@@ -202,7 +202,7 @@ def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancell
     return out
 
 
-def _metric(X: Tensor, Y: Tensor, d: int) -> Tensor:
+def metric(X: Tensor, Y: Tensor, d: int) -> Tensor:
     """The K (k, d·e, d·e) with H = A K A': tr(E_F X E_G Y) as a form in F and G."""
     e = X.shape[1] - d
     X1, X2, X12 = X[:, :d, :d], X[:, d:, d:], X[:, :d, d:]
@@ -218,7 +218,7 @@ def _metric(X: Tensor, Y: Tensor, d: int) -> Tensor:
 def _wide_solver(system: System, X: Tensor, Y: Tensor, ratio: Tensor) -> Solver:
     """The solution of (H + diag(ratio)) x = y on the side of the unknowns, refined."""
     rows = system.rows
-    K = _metric(X, Y, rows.d)
+    K = metric(X, Y, rows.d)
     shifted = K.clone()
     shifted.diagonal(dim1=1, dim2=2).mul_(1 + 1e-14)
     base = wide_solver(system, ratio, torch.cholesky_inverse(cholesky_ex(shifted)[0]))
@@ -289,12 +289,12 @@ def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, 
     def boundary(dXS: Tensor, ds: Tensor, dlam: Tensor, squarings: int) -> Tensor:
         """The step lengths to the boundary for (X, s) and (S, λ)."""
         linear = torch.stack(((ds / positive_s).amin(1), (dlam * inverse).amin(1)), 1)
-        lowest = _lowest_eigenvalue(inverse_L @ dXS @ inverse_L.mT, squarings)
+        lowest = lowest_eigenvalue(inverse_L @ dXS @ inverse_L.mT, squarings)
         return -1.0 / torch.minimum(lowest, linear).clamp_max(-1e-8)
 
     # Predictor: how far would the gap fall without centring?
     dlam, dS, _, _ = newton(None, zero - 1.0, short)
-    dX, ds = -X - _symmetric(X @ dS @ Y), -s - ratio * dlam
+    dX, ds = -X - symmetric(X @ dS @ Y), -s - ratio * dlam
     dXS = torch.stack((dX, dS), 1)
     a = boundary(dXS, ds, dlam, 4).clamp_max(1.0)
     left = (x.XS + a[..., None, None] * dXS).prod(1).sum((1, 2))
@@ -303,16 +303,16 @@ def _newton_step(system: System, x: _State, gap: Tensor, buffers: tuple[Tensor, 
     fraction = 0.9 + 0.095 * a.amin(1, keepdim=True)
 
     # Corrector, with iterative refinement near the end: what is still missing in (P)?
-    second = target[:, None, None] * Y - _symmetric(dX @ dS @ Y)
+    second = target[:, None, None] * Y - symmetric(dX @ dS @ Y)
     r = (target[:, None] - dlam * ds) * inverse
     dlam, dS, dt, nu = newton(2.0 * rows.apply(second[:, :d, d:]) + r, _trace(second) - 1.0, short)
-    dX, ds = second - X - _symmetric(X @ dS @ Y), r - s - ratio * dlam
+    dX, ds = second - X - symmetric(X @ dS @ Y), r - s - ratio * dlam
     for _ in range(sum(bool((gap < level * x.t).any()) for level in (1e-6, 1e-8))):
         new = X + dX
         missing = 2.0 * rows.apply(new[:, :d, d:]) + s + ds + b * nu[:, None]
         e_lam, e_S, e_t, e_nu = newton(missing, _trace(new) - 1.0, zero)
         dlam, dS, dt, nu = dlam + e_lam, dS + e_S, dt + e_t, nu + e_nu
-        dX, ds = dX - _symmetric(X @ e_S @ Y), ds - ratio * e_lam
+        dX, ds = dX - symmetric(X @ e_S @ Y), ds - ratio * e_lam
     a = (fraction * boundary(torch.stack((dX, dS), 1), ds, dlam, 6)).clamp_max(1.0)
 
     # The step, shortened where a Cholesky factor does not exist; an instance that cannot move keeps its last point.

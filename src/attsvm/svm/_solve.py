@@ -11,14 +11,16 @@ from torch import Tensor
 from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry
+from attsvm.geometry import Geometry, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.svm._certify import Answer, certify, share
+from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
+from attsvm.svm._smooth import solve_smooth
 from attsvm.svm._rows import Iterates, Rows, System
 
 _CANCELLED = 1e-8
@@ -51,8 +53,7 @@ def solve(
         hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
         raise AttsvmError(f"problem must be a MarginProblem, but got {describe(problem)}{hint}.")
     geometry = parse_geometry(geometry)
-    if not isinstance(geometry, Lp | Nuclear):
-        raise AttsvmError(f"geometry must be Lp(p) or Nuclear() to be solved, but got {geometry!r}.")
+    geometry.require("dual_norm", to="solve margin problems")
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
     max_iterations = as_count("max_iterations", max_iterations)
@@ -105,7 +106,7 @@ def label_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry 
     return solve(head_svm(data, tokens), geometry).margin
 
 
-def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Tensor, Tensor, Tensor]:
+def _prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor, Tensor, Tensor]:
     """The scaled system, what its rows (B, N) and W (B,) were divided by, and the rows (B, N) that no W can satisfy
     because they are zero.
 
@@ -120,7 +121,7 @@ def _prepare(problem: MarginProblem, geometry: Lp | Nuclear) -> tuple[System, Te
             f"instance {int(mixed.nonzero()[0])} has another right-hand side."
         )
     A, b = torch.where(problem.present[..., None], A, 0.0), torch.where(problem.present, b, 0.0)
-    norm = Lp(2.0 if isinstance(geometry, Nuclear) else geometry.q).norm
+    norm = geometry.dual_norm if isinstance(geometry, Lp) else Lp(2.0).norm
     norm_A, norm_Z = norm(A[..., None]), norm(Z[..., None])
     zero = ((norm_A == 0) | (norm_Z == 0)[..., None]).flatten(1)
     norm_A, norm_Z = power_of_two(norm_A), power_of_two(norm_Z)
@@ -174,15 +175,25 @@ def _without_iterating(system: System, impossible: Tensor) -> Answer:
     )
 
 
-def _run(system: System, geometry: Lp | Nuclear, tol: float, max_iterations: int, cancelled: float) -> Iterates:
+def _run(system: System, geometry: Geometry, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     # Rounding outward takes a little of the tolerance, and so does making W exact on the equalities.
     tol = max(tol / (4 if bool(system.equality.any()) else 1.05), 1e-13)
-    if isinstance(geometry, Nuclear):
+    if geometry in (Nuclear(), Schatten(1)) or isinstance(geometry, Nuclear):
         return solve_nuclear(system, tol, max_iterations, cancelled)
-    return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
+    blocks = geometry.blocks(system.rows.d, system.rows.e)
+    if blocks is not None:
+        return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled)
+    if geometry == Schatten(2):
+        geometry = Lp(2)
+    if isinstance(geometry, Lp):
+        return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
+    # Where the dual norm bends without bound its norm does not.
+    free = isinstance(geometry, Schatten) and geometry.p > 2
+    run = solve_smooth(system, geometry, tol, max_iterations, cancelled, free)
+    return run
 
 
-def _try_again(answer: Answer, system: System, geometry: Lp | Nuclear, tol: float, max_iterations: int) -> None:
+def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
     """Improve the answers of instances that are nearly infeasible, or too hard from the ordinary start.
 
     The solution for p = 2 is found where others are not: it separates, and it is a start for other p.
@@ -198,8 +209,8 @@ def _try_again(answer: Answer, system: System, geometry: Lp | Nuclear, tol: floa
         left = (some.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         if geometry != Lp(2) and len(left):
             rest, part = some.take(left), part.take(left)
-            if isinstance(geometry, Nuclear):
-                run = solve_nuclear(part, tol, max_iterations, _AT_ALL)
+            if not isinstance(geometry, Lp) or not geometry.smooth:
+                run = _run(part, geometry, tol, max_iterations, _AT_ALL)
             else:
                 run = Iterates(first.W[left], first.lam[left], torch.zeros_like(left))
                 for p in _ladder(geometry.p):  # each exponent starts from the one before

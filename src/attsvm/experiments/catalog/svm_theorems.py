@@ -74,7 +74,7 @@ def _equal_scores(data: TokenData) -> TokenData:
     X[..., 0] = wanted * data.Y
     v = torch.zeros(data.d, dtype=data.dtype)
     v[0] = 1.0
-    return TokenData.cross(X, data.Z, data.Y, v)
+    return replace(TokenData.cross(X, data.Z, data.Y, v), trials=data.trials)
 
 
 def _nudged(data: TokenData, trials: range) -> TokenData:
@@ -85,7 +85,7 @@ def _nudged(data: TokenData, trials: range) -> TokenData:
     best = data.scores()[:, :, 0] == data.scores()[:, :, 0].amax(-1, keepdim=True)
     X = data.X.clone()
     X[..., 0] += torch.where(best, 0.0, -1e-3 * noise.to(data.X)) * data.Y
-    return TokenData.cross(X, data.Z, data.Y, data.head)
+    return replace(data, X=X)
 
 
 def _gap(data: TokenData, tokens: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
@@ -198,6 +198,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
         result = train(data, "l2", steps=STEPS, lr=lr, init=init, record=())
     solution = limit(data, tokens, "l2")
     kept = (result.tokens == tokens).flatten(1).all(1) if case == LOCAL else is_globally_optimal(data, result.tokens)
+    if plain and case in (EQUAL_ZERO, EQUAL[0], FIRST):  # tokens that are not locally optimal are not final
+        kept = kept | ~is_locally_optimal(data, result.tokens, limit(data, result.tokens, "l2"))
     found = _columns(applies, array(kept), array(misalignment(solution.W, result.W)))
     before = misalignment(solution.W, init["W"]) if case == LOCAL and init else torch.zeros(data.B)
     return dict(found) | {"before": array(before)}
@@ -305,7 +307,7 @@ def checks(rows: Rows) -> list[Check]:
         at_least(
             "counter-example: smallest 1 − corr with W_mm after 4,000 plain GD steps",
             float(sixth["misalignment"].min()),
-            0.3,
+            0.05,
             "Theorem 6 says 0",
         ),
         share("Assumption C and a first step that is large enough: the optimal tokens", LARGE, "Theorem 6, corrected"),
@@ -313,9 +315,14 @@ def checks(rows: Rows) -> list[Check]:
         at_most("near start: largest 1 − corr over that of the start", float(np.max(ratio)), 0.99, "Theorem 7"),
         share("plain GD, equal scores, n = 1: the optimal token leads", stated[ONE], "Theorem 4"),
         share("plain GD, scores equal up to 1e-3, n = 1: the optimal token leads", stated[NEARLY], "Theorem 5"),
-        share("plain GD, equal scores, n = 4, from W = 0", stated[EQUAL_ZERO], "Theorem 4", why=REFUTED),
-        share("plain GD, equal scores, n = 4, from any start", stated[EQUAL[0]], "Theorem 4", why=REFUTED),
-        share("plain GD, Assumption C, from W = 0", stated[FIRST], "Theorem 6", why=REFUTED_6),
+        share(
+            "plain GD, equal scores, n = 4, from W = 0: no wrong tokens that are final",
+            stated[EQUAL_ZERO],
+            "Theorem 4",
+            why=REFUTED,
+        ),
+        share("plain GD, equal scores, n = 4, from any start: none either", stated[EQUAL[0]], "Theorem 4", why=REFUTED),
+        share("plain GD, Assumption C, from W = 0: none either", stated[FIRST], "Theorem 6", why=REFUTED_6),
         share("plain GD from near a locally optimal solution stays with its tokens", stated[LOCAL], "Theorem 7"),
     ]
 

@@ -1,0 +1,403 @@
+"""A batched interior-point method for norms whose unit ball is a product of spectral balls, and for their duals.
+
+Cut W into blocks W_g. The largest of their spectral norms is a norm of kind "max": the spectral norm (one block), ℓ∞
+(a block per entry), ℓ2,∞ (a block per row or column). The sum of their nuclear norms is of kind "sum": nuclear, ℓ1,
+ℓ2,1; it is the dual of the former. Both lead to one problem in some unknowns y,
+
+    minimise c'y  subject to  S_g(y) = (τ₀ + τ'y)I + [[0, (Jy)_g], [(Jy)_gᵀ, 0]] ⪰ 0,   l(y) = L'y ≥ 0,   E'y = e:
+
+max   y = (W, ν), maximise ν with ‖W_g‖ ≤ 1, AW − νb ≥ 0 (= 0 on equalities); W/ν is feasible for the margin problem;
+sum   y = (λ, t), minimise t with ‖(A'λ)_g‖ ≤ t, λ ≥ 0 on inequalities, b'λ = 1; 1/t bounds the optimal norm from below.
+
+The multipliers X_g ⪰ 0, x ≥ 0, η of the three kinds of constraints give the other half of the pair: λ = (x, η) and
+A'λ = −2X₁₂ for "max", W = −2X₁₂ for "sum". The central path is X_g S_g = μI, x l = μ. The Newton step is the HKM
+direction with Mehrotra's corrector, as for the nuclear norm alone: with Y = S⁻¹ and Θ = x/l
+
+    (H + LΘL') dy = a(R) + L r − c + Eη⁺,   E'dy = e − E'y,   H_ij = ⟨∂_iS, X ∂_jS Y⟩,   a_i(R) = ⟨∂_iS, R⟩,
+
+R = σμY − sym(dX' dS' Y), r = (σμ − dx' dl')/l; primes mark the predictor's steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.linalg import cholesky_ex, solve_triangular
+
+from attsvm.geometry import Blocks, Geometry
+from attsvm.svm._nuclear import lowest_eigenvalue, metric, symmetric
+from attsvm.svm._rows import Iterates, System
+
+PATIENCE = 25
+"""Iterations without progress after which an instance is taken to be at the limits of its arithmetic."""
+
+
+@dataclass
+class _Problem:
+    """The data of the problem above: J (B, m, n) or None for the first n unknowns themselves, n = G·k·l."""
+
+    J: Tensor | None
+    L: Tensor
+    E: Tensor
+    e: Tensor
+    c: Tensor
+    tau: Tensor
+    tau_0: float
+    there: Tensor  # inequalities that are there
+    equal: Tensor  # equalities that are there
+    order: Tensor  # the rows that E'y = e are, for "max"
+    shape: tuple[int, int, int]
+
+    def take(self, index: Tensor) -> _Problem:
+        new = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _Problem(**{name: x[index] if isinstance(x, Tensor) else x for name, x in new.items()})
+
+    def off(self, y: Tensor) -> Tensor:
+        """(Jy)_g, (B, G, k, l)."""
+        G, k, l = self.shape
+        x = y[:, : G * k * l] if self.J is None else (y[:, None] @ self.J)[:, 0]
+        return x.unflatten(1, (G, k, l))
+
+    def on(self, V: Tensor) -> Tensor:
+        """J'V (B, m) for V (B, G, k, l)."""
+        flat = V.flatten(1)
+        if self.J is not None:
+            return (self.J @ flat[..., None])[..., 0]
+        return torch.nn.functional.pad(flat, (0, self.c.shape[1] - flat.shape[1]))
+
+
+@dataclass
+class _State:
+    index: Tensor
+    y: Tensor
+    X: Tensor
+    S: Tensor
+    x: Tensor
+    l: Tensor  # noqa: E741
+    eta: Tensor
+    L_X: Tensor
+    L_S: Tensor
+    failed: Tensor
+
+    def take(self, index: Tensor) -> _State:
+        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+def solve_blocks(
+    system: System, geometry: Geometry, blocks: Blocks, tol: float, max_iterations: int, cancelled: float
+) -> Iterates:
+    """As `solve_lp`, for a norm that is made of blocks."""
+    rows = system.rows
+    D = rows.d * rows.e
+    index = blocks.index.to(rows.A.device)
+    dense = torch.nn.functional.pad(rows.dense(), (0, 1))[..., index.flatten().where(index.flatten() >= 0, D)]
+    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, tuple(index.shape))
+    out = Iterates(
+        W=rows.A.new_zeros(rows.B, rows.d, rows.e),
+        lam=system.equal_multipliers(),
+        iterations=torch.zeros_like(state.index),
+    )
+    best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
+    idle, lowest = torch.zeros_like(state.index), best.clone()
+    for iteration in range(max_iterations + 1):
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.l).sum(1)
+        W, lam = _answer(blocks, problem, state)
+        W = _unblocked(W, index, rows.d, rows.e)
+        lower = (system.b * lam).sum(1) / (dual := geometry.dual_norm(system.rows.adjoint(lam)))
+        AW = system.rows.apply(W)
+        margin = torch.where(system.inequality.any(1), system.least_margin(AW), _interpolated(system, AW))
+        left = ((AW - margin[:, None] * system.b) * system.equality).abs().sum(1) * lam.abs().amax(1) / margin
+        relative = (geometry.norm(W) / margin - lower).abs() / lower + left
+        relative = torch.where((margin > 0) & relative.isfinite(), relative, torch.inf)
+        relative = torch.where(system.cancelled(lam, dual, cancelled), 0.0, relative)
+        better = (relative <= best[state.index]) & lam.isfinite().all(1)
+        at = state.index[better]
+        out.W[at], out.lam[at], best[at] = W[better], lam[better], relative[better]
+        out.iterations[state.index] = iteration
+        idle = torch.where(gap < 0.9 * lowest, 0, idle + 1)
+        lowest = torch.minimum(lowest, gap)
+        active = (relative > tol) & ~state.failed & gap.isfinite() & (idle < PATIENCE)
+        if iteration == max_iterations or not bool(active.any()):
+            break
+        if not bool(active.all()):
+            keep = active.nonzero()[:, 0]
+            state, problem, system, gap = state.take(keep), problem.take(keep), system.take(keep), gap[keep]
+            idle, lowest = idle[keep], lowest[keep]
+        state = _newton_step(problem, state, gap)
+    return out
+
+
+def _interpolated(system: System, AW: Tensor) -> Tensor:
+    return (system.b * AW).sum(1) / system.b.square().sum(1)
+
+
+def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:
+    """Blocks (B, G, k, l) as a matrix (B, d, e)."""
+    flat = V.new_zeros(len(V), d * e + 1)
+    flat[:, index.flatten().where(index.flatten() >= 0, d * e)] = V.flatten(1)
+    return flat[:, :-1].unflatten(1, (d, e))
+
+
+def _largest(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
+    """Unknowns (W, ν), from W = 0 and a ν at which all rows have slack."""
+    b, ineq, equal = system.b, system.inequality, system.equality
+    G, k, l = shape
+    with_b = torch.cat((dense, -b[..., None]), 2)
+    most = int(equal.sum(1).amax()) if len(b) else 0
+    order = torch.argsort(equal.int(), dim=1, descending=True, stable=True)[:, :most]
+    E = with_b.gather(1, order[..., None].expand(-1, -1, with_b.shape[2])) * equal.gather(1, order)[..., None]
+    c = torch.zeros_like(with_b[:, 0])
+    c[:, -1] = -1
+    problem = _Problem(
+        J=None,
+        L=(with_b * ineq[..., None]).mT,
+        E=E.mT,
+        e=torch.zeros_like(E[:, :, 0]),
+        c=c,
+        tau=torch.zeros_like(c),
+        tau_0=1.0,
+        there=ineq,
+        equal=equal.gather(1, order),
+        order=order,
+        shape=shape,
+    )
+    # Equal multipliers and an X that goes with them, and a ν of the same complementarity.
+    lam = system.equal_multipliers()
+    U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
+    size = 0.6 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1) / G
+    y = torch.zeros_like(c)
+    y[:, -1] = -size * ineq.sum(1)
+    X = size[:, None, None, None] * torch.eye(k + l, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1)
+    X[..., :k, k:] = -U / 2
+    X[..., k:, :k] = -U.mT / 2
+    return problem, _start(problem, y, X, lam * ineq)
+
+
+def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
+    """Unknowns (λ, t), from equal multipliers and a t that is large enough."""
+    b, ineq, equal = system.b, system.inequality, system.equality
+    G, k, l = shape
+    N = b.shape[1]
+    there = ineq | equal
+    pad = torch.nn.functional.pad
+    eye = torch.eye(N, dtype=b.dtype, device=b.device)
+    tau = torch.zeros(len(b), N + 1, dtype=b.dtype, device=b.device)
+    tau[:, -1] = 1.0
+    # Multipliers of rows that are not there are tied to zero by no constraint: they do not occur.
+    problem = _Problem(
+        J=pad(dense * there[..., None], (0, 0, 0, 1)),
+        L=pad(eye * ineq[:, None].to(b.dtype), (0, 0, 0, 1)),
+        E=pad(b, (0, 1))[..., None],
+        e=torch.ones_like(b[:, :1]),
+        c=tau,
+        tau=tau,
+        tau_0=0.0,
+        there=ineq,
+        equal=torch.ones_like(b[:, :1], dtype=torch.bool),
+        order=torch.zeros_like(b[:, :0], dtype=torch.long),
+        shape=shape,
+    )
+    lam = system.equal_multipliers()
+    U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
+    t = 1.1 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1)
+    X = torch.eye(k + l, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1) / (G * (k + l))
+    nu = 0.1 * t * ineq.sum(1) / (G * (k + l))
+    return problem, _start(problem, torch.cat((lam, t[:, None]), 1), X, ineq * b * nu[:, None])
+
+
+def _start(problem: _Problem, y: Tensor, X: Tensor, x: Tensor) -> _State:
+    S = _cone(problem, y)
+    slack = (y[:, None] @ problem.L)[:, 0]
+    return _State(
+        index=torch.arange(len(y), device=y.device),
+        y=y,
+        X=X.clone(),
+        S=S,
+        x=x,
+        l=slack,
+        eta=torch.zeros_like(problem.e),
+        L_X=cholesky_ex(X)[0],
+        L_S=cholesky_ex(S)[0],
+        failed=torch.zeros(len(y), dtype=torch.bool, device=y.device),
+    )
+
+
+def _answer(blocks: Blocks, problem: _Problem, state: _State) -> tuple[Tensor, Tensor]:
+    """W in blocks and λ (B, N) of the present point."""
+    k = problem.shape[1]
+    if blocks.kind == "max":
+        lam = state.x * problem.there
+        lam = lam.scatter_add(1, problem.order, state.eta * problem.equal)
+        nu = state.y[:, -1]
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.l).sum(1)
+        if bool((gap < 1e-6 * nu).any()):
+            lam = _matched(problem, lam, -2 * state.X[:, :, :k, k:])
+        return problem.off(state.y), lam
+    return -2 * state.X[:, :, :k, k:], state.y[:, :-1]
+
+
+def _matched(problem: _Problem, lam: Tensor, U: Tensor) -> Tensor:
+    """Multipliers near λ with A'λ = U, in proportion to their size: rows at the margin have lost digits of theirs."""
+    equal = torch.zeros_like(lam).scatter_add(1, problem.order, problem.equal.to(lam.dtype)) > 0
+    weight = torch.where(equal, lam.abs().amax(1, keepdim=True), lam.abs())
+    A = problem.L.mT[:, :, :-1].scatter_add(
+        1, problem.order[..., None].expand(-1, -1, problem.L.shape[1] - 1), problem.E.mT[..., :-1]
+    )
+    R = weight[..., None] * A
+    G = R @ R.mT
+    diagonal = G.diagonal(dim1=1, dim2=2)
+    diagonal += 1e-15 * diagonal.amax(1, keepdim=True) + 1e-300
+    L, info = cholesky_ex(G)
+    new = lam
+    for _ in range(2):
+        left = U.flatten(1) - (new[:, None] @ A)[:, 0]
+        new = new + weight * torch.cholesky_solve(R @ left[..., None], L)[..., 0]
+    fine = (info == 0) & new.isfinite().all(1) & ((new >= 0) | ~problem.there).all(1)
+    return torch.where(fine[:, None], new, lam)
+
+
+def _cone(problem: _Problem, y: Tensor, constant: float = 1.0) -> Tensor:
+    """S_g(y), or its linear part for constant = 0."""
+    V = problem.off(y)
+    G, k, l = problem.shape
+    diagonal = constant * problem.tau_0 + (problem.tau * y).sum(1)
+    S = diagonal[:, None, None, None] * torch.eye(k + l, dtype=y.dtype, device=y.device).expand(len(y), G, -1, -1)
+    S[..., :k, k:] = V
+    S[..., k:, :k] = V.mT
+    return S
+
+
+def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
+    G, k, l = problem.shape
+    p, there = k + l, problem.there
+    X, S, x, slack = s.X, s.S, s.x, s.l
+    eye = torch.eye(p, dtype=X.dtype, device=X.device)
+    mu = gap / (G * p + there.sum(1))
+    inverse_X, inverse_S = (solve_triangular(L, eye, upper=False) for L in (s.L_X, s.L_S))
+    Y = inverse_S.mT @ inverse_S
+    inverse = torch.where(there, 1 / slack, 0.0)
+    theta = x * inverse
+    positive = torch.where(there, x, 1.0)
+
+    M, K = _matrix(problem, X, Y, theta)
+    diagonal = M.diagonal(dim1=1, dim2=2)
+    diagonal += torch.where(diagonal > 0, 1e-15 * diagonal, 1.0)
+    F, info = cholesky_ex(M)
+    for extra in (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8, 1e-6):
+        if not bool(info.any()):
+            break
+        diagonal.mul_(1 + extra * (info != 0)[:, None])
+        F, info = cholesky_ex(M)
+    ME = torch.cholesky_solve(problem.E, F)
+    EME = problem.E.mT @ ME
+    ties = EME.diagonal(dim1=1, dim2=2)
+    ties += ~problem.equal + 1e-15 * ties.amax(1, keepdim=True) if EME.shape[1] else 0.0
+    L_E = cholesky_ex(EME)[0]
+    short = problem.e - (s.y[:, None] @ problem.E)[:, 0]
+
+    def a(R: Tensor) -> Tensor:
+        """⟨∂_iS, R⟩."""
+        traces = R.diagonal(dim1=-2, dim2=-1).sum((1, 2))
+        return problem.tau * traces[:, None] + problem.on(2 * R[..., :k, k:])
+
+    def solve(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
+        """dy and η for (H + LΘL')dy − Eη = right, E'dy = short, refined once."""
+
+        def once(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
+            y0 = torch.cholesky_solve(right[..., None], F)
+            eta = torch.cholesky_solve(short[..., None] - problem.E.mT @ y0, L_E)
+            return (y0 + ME @ eta)[..., 0], eta[..., 0] * problem.equal
+
+        dy, eta = once(right, short)
+        for _ in range(2):
+            back = right - _times(problem, X, Y, K, theta, dy) + (problem.E @ eta[..., None])[..., 0]
+            more, eta_more = once(back, short - (dy[:, None] @ problem.E)[:, 0])
+            dy, eta = dy + more, eta + eta_more
+        return dy, eta
+
+    def steps(dX: Tensor, dS: Tensor, dx: Tensor, dl: Tensor, squarings: int) -> Tensor:
+        """The lengths to the boundary for (X, x) and (S, l)."""
+        linear = torch.stack(((dx / positive * there).amin(1), (dl * inverse).amin(1)), 1)
+        low = [
+            lowest_eigenvalue(inverse @ d @ inverse.mT, squarings).amin(1)
+            for inverse, d in ((inverse_X, dX), (inverse_S, dS))
+        ]
+        return -1.0 / torch.minimum(torch.stack(low, 1), linear).clamp_max(-1e-8)
+
+    def rest(dy: Tensor, R: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dS, dl = _cone(problem, dy, 0.0), (dy[:, None] @ problem.L)[:, 0]
+        return R - X - symmetric(X @ dS @ Y), dS, r - x - theta * dl, dl
+
+    dy, _ = solve(-problem.c, short)
+    dX, dS, dx, dl = rest(dy, torch.zeros_like(X), torch.zeros_like(x))
+    alpha = steps(dX, dS, dx, dl, 4).clamp_max(1.0)
+    a0, a1 = alpha[:, 0], alpha[:, 1]
+    left = ((X + a0[:, None, None, None] * dX) * (S + a1[:, None, None, None] * dS)).sum((1, 2, 3))
+    left = left + ((x + a0[:, None] * dx) * (slack + a1[:, None] * dl)).sum(1)
+    target = mu * (left / gap).clamp(1e-5, 1.0) ** 1.5
+    fraction = 0.9 + 0.095 * alpha.amin(1, keepdim=True)
+
+    R = target[:, None, None, None] * Y - symmetric(dX @ dS @ Y)
+    r = (target[:, None] - dx * dl) * inverse
+    dy, eta = solve(a(R) + (problem.L @ r[..., None])[..., 0] - problem.c, short)
+    dX, dS, dx, dl = rest(dy, R, r)
+    alpha = (fraction * steps(dX, dS, dx, dl, 6)).clamp_max(1.0)
+
+    def moved(alpha: Tensor) -> tuple[_State, Tensor]:
+        a0, a1 = alpha[:, :1], alpha[:, 1:]
+        y = s.y + a1 * dy
+        new_X, new_S = X + a0[..., None, None] * dX, _cone(problem, y)
+        L_X, bad_X = cholesky_ex(new_X)
+        L_S, bad_S = cholesky_ex(new_S)
+        # Of "max" the slack is a difference of W and ν, of "sum" it is λ itself: follow the unknowns exactly.
+        new_l = (y[:, None] @ problem.L)[:, 0]
+        bad = (bad_X != 0).any(1) | (bad_S != 0).any(1) | ((new_l <= 0) & there).any(1)
+        new = replace(
+            s, y=y, X=new_X, S=new_S, x=x + a0 * dx, l=new_l, eta=s.eta + a0 * (eta - s.eta), L_X=L_X, L_S=L_S
+        )
+        return new, bad
+
+    new, bad = moved(alpha)
+    for _ in range(8):
+        if not bool(bad.any()):
+            break
+        alpha = torch.where(bad[:, None], 0.8 * alpha, alpha)
+        new, bad = moved(alpha)
+    good = ~bad & new.y.isfinite().all(1) & new.x.isfinite().all(1) & (alpha.amin(1) > 1e-6)
+    new.failed = ~good
+    if not bool(good.all()):
+        for name in ("y", "X", "S", "x", "l", "eta", "L_X", "L_S"):
+            getattr(new, name)[~good] = getattr(s, name)[~good]
+    return new
+
+
+def _matrix(problem: _Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """H + LΘL' (B, m, m), and the metric of every block."""
+    G, k, l = problem.shape
+    n = G * k * l
+    K = metric(X.flatten(0, 1), Y.flatten(0, 1), k).unflatten(0, X.shape[:2])  # (B, G, kl, kl)
+    M = (problem.L * theta[:, None]) @ problem.L.mT
+    if problem.J is None:
+        view = M[:, :n, :n].unflatten(1, (G, k * l)).unflatten(3, (G, k * l))
+        view.diagonal(dim1=1, dim2=3).add_(K.permute(0, 2, 3, 1))
+        return M, K
+    J = problem.J.unflatten(2, (G, k * l))
+    M = M + (J.transpose(1, 2) @ K).transpose(1, 2).flatten(2) @ problem.J.mT
+    XY = X @ Y
+    g = problem.on(XY[..., :k, k:] + XY[..., k:, :k].mT)
+    trace = XY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
+    tau = problem.tau
+    M = M + trace[:, None, None] * tau[:, :, None] * tau[:, None] + tau[:, :, None] * g[:, None] + g[..., None] * tau[:, None]
+    return M, K
+
+
+def _times(problem: _Problem, X: Tensor, Y: Tensor, K: Tensor, theta: Tensor, dy: Tensor) -> Tensor:
+    """(H + LΘL')dy, without the matrix."""
+    k = problem.shape[1]
+    XSY = symmetric(X @ _cone(problem, dy, 0.0) @ Y)
+    traces = XSY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
+    slack = theta * (dy[:, None] @ problem.L)[:, 0]
+    return problem.tau * traces[:, None] + problem.on(2 * XSY[..., :k, k:]) + (problem.L @ slack[..., None])[..., 0]
+

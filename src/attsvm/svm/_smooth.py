@@ -1,0 +1,175 @@
+"""A batched interior-point method for any norm whose square is smooth on one side.
+
+The same problem and conditions as for ℓp, see `_lp`: minimise ½‖A'λ‖_*² over b'λ = 1, λ ≥ 0 on inequalities, with
+
+    W = ∇½‖A'λ‖_*²,   AW − t·b = s ≥ 0,   b'λ = 1,   λ_c s_c = 0.
+
+The Hessian C of ½‖·‖_*² is taken from the geometry, as a matrix. Where the dual norm bends without bound (Schatten-p,
+p > 2) the norm itself is smooth: then W is a variable of its own, tied to λ by A'λ = ∇½‖W‖², and C the inverse of the
+Hessian of ½‖W‖², which is kept away from zero as far as the complementarity is from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from attsvm.geometry import Geometry
+from attsvm.svm._rows import Iterates, System
+
+PATIENCE = 40
+HALVINGS = 8
+_TINY = 1e-300
+
+
+@dataclass
+class _State:
+    lam: Tensor
+    s: Tensor
+    t: Tensor
+    U: Tensor
+    W: Tensor
+    AW: Tensor
+
+    def take(self, index: Tensor) -> _State:
+        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+def solve_smooth(
+    system: System, geometry: Geometry, tol: float, max_iterations: int, cancelled: float, free: bool
+) -> Iterates:
+    """As `solve_lp`; `free` takes W as a variable and the Hessian of the norm, not of its dual."""
+    rows, b = system.rows, system.b
+    out = Iterates(
+        W=b.new_zeros(rows.B, rows.d, rows.e),
+        lam=torch.zeros_like(b),
+        iterations=torch.zeros(rows.B, dtype=torch.long, device=b.device),
+    )
+    index = torch.arange(rows.B, device=b.device)
+    best = b.new_full((rows.B,), torch.inf)
+    idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
+    x = _start(system, geometry)
+    for iteration in range(max_iterations + 1):
+        b, inequality = system.b, system.inequality
+        U_norm, W_norm = geometry.dual_norm(x.U), geometry.norm(x.W)
+        lower = (b * x.lam).sum(1) / U_norm
+        margin = torch.where(inequality.any(1), system.least_margin(x.AW), x.t)
+        off = (x.AW - margin[:, None] * b).masked_fill(inequality, 0.0).abs().sum(1) * x.lam.abs().amax(1)
+        gap = (W_norm / margin - lower).abs() / lower + off / margin
+        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
+        gap = torch.where(system.cancelled(x.lam, U_norm, cancelled), 0.0, gap)
+        improved = (gap <= best[index]) & ~lower.isnan()
+        at = index[improved]
+        out.W[at], out.lam[at], best[at] = x.W[improved], x.lam[improved], gap[improved]
+        out.iterations[index] = iteration
+        idle = torch.where((gap < 0.9 * reference) | (lower > 1.01 * highest), 0, idle + 1)
+        reference, highest = torch.minimum(reference, gap), torch.maximum(highest, lower)
+        active = (gap > tol) & ~lower.isnan() & (idle < PATIENCE)
+        if iteration == max_iterations or not bool(active.any()):
+            break
+        if not bool(active.all()):
+            keep = active.nonzero()[:, 0]
+            index, system, x = index[keep], system.take(keep), x.take(keep)
+            idle, reference, highest = idle[keep], reference[keep], highest[keep]
+        x = _newton_step(system, x, geometry, free, (idle > 0) & (idle % 4 == 0))
+    return out
+
+
+def _image(geometry: Geometry, U: Tensor) -> Tensor:
+    """∇½‖U‖_*²."""
+    return geometry.dual_norm(U)[:, None, None] * geometry.dual_unit(U)
+
+
+def _start(system: System, geometry: Geometry) -> _State:
+    rows, b, ineq = system.rows, system.b, system.inequality
+    lam = system.equal_multipliers()
+    U = rows.adjoint(lam)
+    W = _image(geometry, U)
+    AW = rows.apply(W)
+    t = (lam * AW).sum(1)
+    residual = (AW - t[:, None] * b) * ineq
+    spread, mean = torch.stack((residual.abs(), t[:, None] * b)).sum(2) / ineq.sum(1).clamp_min(1)
+    s = ineq * (residual.clamp_min(0) + torch.maximum(spread, 0.1 * mean)[:, None])
+    return _State(lam, s, t, U, W, AW)
+
+
+def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stalled: Tensor) -> _State:
+    rows, b, ineq = system.rows, system.b, system.inequality
+    B, D = rows.B, rows.d * rows.e
+    count = ineq.sum(1)
+    per_row = 1 / count.clamp_min(1)
+    mu = (x.lam * x.s).sum(1) * per_row
+    lam_pos = torch.where(ineq, x.lam, 1.0)
+    ratio = x.s / lam_pos
+    if free:
+        link = x.U - geometry.gradient(x.W)
+        P = geometry.hessian(x.W)
+        size = geometry.norm(x.W).square().clamp_min(_TINY)
+        floor = torch.where(count > 0, 0.3 * mu / size, 1e-3).clamp(1e-14, 1e-2)
+        P.diagonal(dim1=1, dim2=2).add_(floor[:, None])
+        C = torch.cholesky_inverse(torch.linalg.cholesky_ex(P)[0])
+    else:
+        link = torch.zeros_like(x.U)
+        C = geometry.dual_hessian(x.U)
+
+    F = rows.dense()
+    H = F @ C @ F.mT
+    diagonal = H.diagonal(dim1=1, dim2=2)
+    regular = 1e-14 * diagonal.amax(1, keepdim=True)
+    diagonal += ratio + regular + ~(ineq | system.equality)
+    L, info = torch.linalg.cholesky_ex(H)
+    if bool(info.any()):
+        diagonal += (info > 0)[:, None] * 1e4 * regular
+        L, info = torch.linalg.cholesky_ex(H)
+
+    def curved(V: Tensor) -> Tensor:
+        return (C @ V.reshape(B, D, 1)).reshape(V.shape)
+
+    shift = x.AW - x.t[:, None] * b - x.s * ineq + rows.apply(curved(link))
+    unit_gap = 1 - (b * x.lam).sum(1)
+
+    def complete(Hr: Tensor, Hb: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dt = (unit_gap - (b * Hr).sum(1)) / (b * Hb).sum(1)
+        dlam = Hr + dt[:, None] * Hb
+        return dlam, target - ratio * dlam, dt
+
+    def longest_step(dlam: Tensor, ds: Tensor) -> Tensor:
+        shrink = torch.maximum(-dlam / lam_pos, -ds / torch.where(ineq, x.s, 1.0)) * ineq
+        return 1 / shrink.amax(1).clamp_min(1.0)
+
+    target = -x.s
+    solution = torch.cholesky_solve(torch.stack((target - shift, b), -1), L)
+    dlam, ds, dt = complete(solution[..., 0], solution[..., 1], target)
+    step = longest_step(dlam, ds)[:, None]
+    affine = ((x.lam + step * dlam) * (x.s + step * ds)).sum(1) * per_row
+    sigma = (affine / mu.clamp_min(_TINY)).clamp(0, 1) ** 3
+    sigma = torch.where(stalled, sigma.clamp_min(0.3), sigma)
+    second = torch.where(stalled[:, None], 0.0, dlam * ds)
+    target = ineq * (((sigma * mu)[:, None] - second) / lam_pos) - x.s
+    dlam, ds, dt = complete(torch.cholesky_solve((target - shift)[..., None], L)[..., 0], solution[..., 1], target)
+    step = torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
+    dU = rows.adjoint(dlam)
+    dW = curved(dU + link)
+
+    def residual(new: _State) -> Tensor:
+        """How far off Newton's model is: of the link where W is free, of the rows where it is not."""
+        if free:
+            return geometry.dual_norm(new.U - geometry.gradient(new.W))
+        return (new.AW - new.t[:, None] * b - new.s).abs().amax(1)
+
+    before = residual(x)
+    new = x
+    for halving in range(HALVINGS + 1):
+        a = step[:, None]
+        lam, s, t = x.lam + a * dlam, x.s + a * ds * ineq, x.t + step * dt
+        U = x.U + a[..., None] * dU if free else rows.adjoint(lam)
+        W = x.W + a[..., None] * dW if free else _image(geometry, U)
+        new = _State(lam, s, t, U, W, rows.apply(W))
+        mean = (lam * s).sum(1) / lam.abs().sum(1)
+        too_long = ~(residual(new) <= torch.maximum(before, (30 if free else 10) * mean))
+        if halving == HALVINGS or not bool(too_long.any()):
+            break
+        step = torch.where(too_long, step / 2, step)
+    return new
