@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from attsvm.models import TextTransformer
 from attsvm.optim import MirrorDescent
-from attsvm.transformer import Batch, Texts, load_data, synthetic_sentiment
+from attsvm.transformer import MiniBatch, Texts, load_data, synthetic_sentiment
 
 RESULTS = Path(__file__).parent / "results" / "transformers"
 
@@ -111,7 +111,7 @@ def share_epochs(options: argparse.Namespace, barrier: Any) -> None:
         barrier.wait()
 
 
-def epoch_of(step: Callable[[Texts, Batch], None], texts: Texts) -> Callable[[], None]:
+def epoch_of(step: Callable[[Texts, MiniBatch], None], texts: Texts) -> Callable[[], None]:
     batches = texts.batches(100, torch.Generator().manual_seed(0))
 
     def epoch() -> None:
@@ -128,13 +128,13 @@ def make_step(
     bf16: bool = False,
     compiled: bool = False,
     plain: bool = False,
-) -> Callable[[Texts, Batch], None]:
+) -> Callable[[Texts, MiniBatch], None]:
     torch.manual_seed(0)
     model = TextTransformer(**sizes).to(device)
     optimizer = MirrorDescent(model.parameters(), lr=1e-6, p=1.1)
     forward: Any = torch.compile(model, dynamic=True) if compiled else model
 
-    def step(texts: Texts, batch: Batch) -> None:
+    def step(texts: Texts, batch: MiniBatch) -> None:
         labels = texts.labels[batch.rows]
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if plain:

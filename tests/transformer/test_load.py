@@ -36,7 +36,7 @@ from attsvm.transformer import (
     synthetic_sentiment,
     tiny_images,
 )
-from attsvm.transformer._data import Batch
+from attsvm.transformer._data import MiniBatch
 from attsvm.transformer._synthetic import PIVOTS, WORDS
 
 REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1), ("awful ending", 0)]
@@ -197,12 +197,12 @@ def test_cifar_from_a_folder_and_a_table(tmp_path: Path) -> None:
         assert np.array_equal(data.train.pixels.numpy(), pixels[:14])
         assert np.array_equal(data.test.labels.numpy(), labels[14:])
         assert data.classes == 10
-        (x,) = data.train.take(Batch(torch.arange(14), torch.ones(14)))
+        (x,) = data.train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert x.shape == (14, 3, 48, 48)
         save_data(data, tmp_path / "pixels.npz")
-        (again,) = load_data(tmp_path / "pixels.npz").train.take(Batch(torch.arange(14), torch.ones(14)))
+        (again,) = load_data(tmp_path / "pixels.npz").train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert torch.equal(again, x)
-        (unscaled,) = load_data(place, size=32).train.take(Batch(torch.arange(14), torch.ones(14)))
+        (unscaled,) = load_data(place, size=32).train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert unscaled.mean().abs() < 1e-5
         assert (unscaled.std() - 1).abs() < 1e-2
 
@@ -221,8 +221,8 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 def test_shifts_move_pixels_and_make_none() -> None:
     data = tiny_images(30, 5)
     torch.manual_seed(0)
-    (moved,) = data.train.take(Batch(torch.arange(30), torch.ones(30)), training=True)
-    (still,) = data.train.take(Batch(torch.arange(30), torch.ones(30)))
+    (moved,) = data.train.take(MiniBatch(torch.arange(30), torch.ones(30)), training=True)
+    (still,) = data.train.take(MiniBatch(torch.arange(30), torch.ones(30)))
     assert moved.shape == still.shape
     assert not torch.equal(moved, still)
     for a, b in zip(moved, still):  # the middle survives, mirrored or not, wherever it went

@@ -216,12 +216,12 @@ def test_weights_are_read_at_rates_at_which_training_came_to_its_rule() -> None:
     rows = rows_of("md-table1", KEPT)
     for layers, found in shared.measured(rows).items():
         for method, runs in found.items():
-            rates = [other for other in shared.gather(rows) if (other.method, other.layers) == (method, layers)]
+            rates = [other for other in shared.group_runs(rows) if (other.method, other.layers) == (method, layers)]
             ended = [other for other in rates if not other.variant and other.columns["by_rule"].all()]
             assert runs.columns["by_rule"].all() or not ended
             validated = [other.columns["chosen"][0] for other in ended or rates]
             assert runs.columns["chosen"][0] == max(validated)
-    lost = [runs for runs in shared.best_lr(shared.gather(rows)) if runs.columns["last"].mean() < 0.6]
+    lost = [runs for runs in shared.best_lr(shared.group_runs(rows)) if runs.columns["last"].mean() < 0.6]
     axes = CATALOG["md-table1"].figure(rows).axes[1]
     written = [text.get_text() for text in axes.texts]
     assert written == [f"◂ last epoch {100 * runs.columns['last'].mean():.1f}" for runs in lost]

@@ -17,7 +17,7 @@ from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
 
 if TYPE_CHECKING:
-    from attsvm.transformer import Progress as Reached
+    from attsvm.transformer import Reached
 
 app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
 

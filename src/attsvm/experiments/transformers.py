@@ -30,7 +30,7 @@ from attsvm.experiments._transformer_runs import (
 from attsvm.transformer import EDGES, LARGE_EDGES, SHARES, Data, load_data, load_probes, pivotal_reviews
 
 __all__ = ["UNFINISHED_FOLDER", "VIT_EPOCHS", "find_piece", "plan", "read_piece", "read_result", "run_piece"]
-__all__ += ["KINDS", "PRUNED", "chosen_accuracy", "gather", "run"]
+__all__ += ["KINDS", "PRUNED", "chosen_accuracy", "group_runs", "run"]
 
 SOURCE = "transformers"
 """The data set's name: a folder of kept results, as JSON. With imdb.npz and probes.npz, or cifar10.npz, in it what is
@@ -162,7 +162,7 @@ class Runs:
         return f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, {span} epochs{ended}"
 
 
-def gather(rows: Rows) -> list[Runs]:
+def group_runs(rows: Rows) -> list[Runs]:
     """Runs of equal settings, those that are there."""
     by_setting: dict[tuple[str, int, str, float], dict[int, Columns]] = {}
     for params, columns in rows:
@@ -266,7 +266,7 @@ def measured(rows: Rows, column: str = "gini") -> dict[int, dict[str, Runs]]:
     learned, so that their last weights say nothing.
     """
     found: dict[int, dict[str, Runs]] = {}
-    for runs in best_lr(gather(rows), lambda runs: (bool(runs.columns["by_rule"].all()), _validated(runs))):
+    for runs in best_lr(group_runs(rows), lambda runs: (bool(runs.columns["by_rule"].all()), _validated(runs))):
         there = runs.with_weights()
         if not runs.variant and there.seeds and np.isfinite(there.columns[column]).all():
             found.setdefault(runs.layers, {})[runs.method] = there

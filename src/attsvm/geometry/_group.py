@@ -31,7 +31,11 @@ class Group(Geometry):
                 raise AttsvmError(f"groups must be 'rows', 'columns' or an array of numbers, but got {self.groups!r}.")
             return
         labels = as_index("groups", self.groups)
-        if labels.ndim != 2 or labels.numel() == 0 or set(labels.unique().tolist()) != set(range(int(labels.max()) + 1)):
+        if (
+            labels.ndim != 2
+            or labels.numel() == 0
+            or set(labels.unique().tolist()) != set(range(int(labels.max()) + 1))
+        ):
             raise AttsvmError("groups must be a d × e array of group numbers 0..G−1, all of them in use.")
         object.__setattr__(self, "groups", tuple(map(tuple, labels.tolist())))
 
@@ -77,7 +81,9 @@ class Group(Geometry):
         sizes = self._sizes(G)
         unit = torch.where(sizes > 0, 1 / sizes, 0.0)
         if not self.largest:  # all on the first of the largest groups
-            unit = torch.where(torch.arange(sizes.shape[-1], device=G.device) == sizes.argmax(-1, keepdim=True), unit, 0.0)
+            unit = torch.where(
+                torch.arange(sizes.shape[-1], device=G.device) == sizes.argmax(-1, keepdim=True), unit, 0.0
+            )
         index = self.blocks(*G.shape[-2:]).index.to(G.device)
         spread = unit[..., None, None].expand(*unit.shape, *index.shape[1:]).flatten(-3)
         keep = index.flatten() >= 0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding, scale
+from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
 

@@ -389,7 +389,12 @@ def _matrix(problem: _Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Ten
     g = problem.on(XY[..., :k, k:] + XY[..., k:, :k].mT)
     trace = XY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
     tau = problem.tau
-    M = M + trace[:, None, None] * tau[:, :, None] * tau[:, None] + tau[:, :, None] * g[:, None] + g[..., None] * tau[:, None]
+    M = (
+        M
+        + trace[:, None, None] * tau[:, :, None] * tau[:, None]
+        + tau[:, :, None] * g[:, None]
+        + g[..., None] * tau[:, None]
+    )
     return M, K
 
 
@@ -400,4 +405,3 @@ def _times(problem: _Problem, X: Tensor, Y: Tensor, K: Tensor, theta: Tensor, dy
     traces = XSY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
     slack = theta * (dy[:, None] @ problem.L)[:, 0]
     return problem.tau * traces[:, None] + problem.on(2 * XSY[..., :k, k:]) + (problem.L @ slack[..., None])[..., 0]
-

@@ -20,8 +20,8 @@ from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._problem import MarginProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
-from attsvm.svm._smooth import solve_smooth
 from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._smooth import solve_smooth
 
 _CANCELLED = 1e-8
 """Where A'λ has cancelled to this fraction of its terms, a proof of infeasibility is tried; it may fail."""

@@ -1,8 +1,8 @@
 """Train transformers on real data with mirror descent or anything else: load_data, Settings, fit."""
 
-from attsvm.transformer._data import Batch, Data, Images, Texts, image_data
+from attsvm.transformer._data import Data, Images, MiniBatch, Texts, image_data
 from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
-from attsvm.transformer._fit import BEST, CHECKPOINT, Fitted, Progress, fit, load_model
+from attsvm.transformer._fit import BEST, CHECKPOINT, Fitted, Reached, fit, load_model
 from attsvm.transformer._load import load_data, save_data
 from attsvm.transformer._measure import (
     EDGES,
@@ -26,12 +26,12 @@ __all__ = [
     "LARGE_EDGES",
     "OPTIMIZERS",
     "SHARES",
-    "Batch",
     "Data",
     "Fitted",
     "Images",
+    "MiniBatch",
     "Probes",
-    "Progress",
+    "Reached",
     "Settings",
     "Texts",
     "attention_weights",

@@ -19,7 +19,7 @@ from attsvm.files import clear_leftovers, one_line
 from attsvm.identity import run_folder
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
-from attsvm.transformer._data import Batch, Data
+from attsvm.transformer._data import Data, MiniBatch
 from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
 from attsvm.transformer._settings import Settings, make_model, make_optimizer
 
@@ -28,7 +28,7 @@ BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
-class Progress:
+class Reached:
     """Where a run is: told after every step. `history` has a row for every epoch that is done."""
 
     epoch: int
@@ -59,7 +59,7 @@ def fit(
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[Reached], None] = lambda progress: None,
     accelerator: Any = None,
 ) -> Fitted:
     """Train on `data.train`, and evaluate on `data.test` after every epoch.
@@ -131,7 +131,7 @@ class _Run:
             # Texts have many widths; images have one, and torch 2.11 cannot compile this model for any size.
             self.step_model = torch.compile(self.step_model, dynamic=data.kind == "text")
 
-    def run(self, stop: Callable[[], bool], report: Callable[[Progress], None]) -> Fitted:
+    def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
         if place.stopped:  # nothing is left to do
             return Fitted(self.model, place.history, place.stopped, settings)
@@ -148,7 +148,7 @@ class _Run:
                 work += batch.work
                 place.seconds = before + time.perf_counter() - start
                 rate = work / place.seconds
-                report(Progress(place.epoch, place.batch, len(batches), rate, place.history, self.model))
+                report(Reached(place.epoch, place.batch, len(batches), rate, place.history, self.model))
                 due = self.path is not None and time.monotonic() - saved > self.every
                 ended, due = self._agreed(stop(), due)
                 if ended or due:
@@ -160,7 +160,7 @@ class _Run:
         self._save()
         return Fitted(self.model, place.history, place.stopped, settings)
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: MiniBatch) -> None:
         """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
         train, settings = self.data.train, self.settings
         mine = self._mine(batch)
@@ -201,7 +201,7 @@ class _Run:
                 save_run(self.path.with_name(BEST), self.identity, reached, self.model, None, self.tokenizer)
             write_metrics(self.path.parent, place.history)
 
-    def _mine(self, batch: Batch) -> Batch:
+    def _mine(self, batch: MiniBatch) -> MiniBatch:
         """This process' part of a batch."""
         return batch.part(self.rank, self.world)
 

@@ -14,7 +14,7 @@ from attsvm.experiments.transformers import (
     SOURCE,
     Runs,
     best_lr,
-    gather,
+    group_runs,
     interval,
     nothing_yet,
     required,
@@ -39,7 +39,7 @@ PAIRS = (("ℓ1.1-MD", "ℓ2-MD"), ("ℓ1.1-MD", "ℓ3-MD"), ("MirrorAdam p = 1.
 
 @styled
 def figure(rows: Rows) -> Figure:
-    found = best_lr(gather(rows))
+    found = best_lr(group_runs(rows))
     if not found:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, 2, (11, max(4, 0.55 * len(found))))
@@ -90,7 +90,7 @@ def _point(ax: Axes, value: float, error: float, y: float, marker: str, colour: 
 
 
 def checks(rows: Rows) -> list[Check]:
-    everything = gather(rows)
+    everything = group_runs(rows)
     found = best_lr(everything)
     by_key = {(runs.method, runs.layers, runs.variant): runs for runs in found}
     made = []

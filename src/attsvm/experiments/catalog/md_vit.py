@@ -15,7 +15,7 @@ from attsvm.experiments.transformers import (
     VIT_EPOCHS,
     Runs,
     best_lr,
-    gather,
+    group_runs,
     nothing_yet,
     pruning_checks,
     run,
@@ -25,7 +25,7 @@ from attsvm.transformer import EDGES
 
 @styled
 def figure(rows: Rows) -> Figure:
-    found = best_lr(gather(rows))
+    found = best_lr(group_runs(rows))
     if not found:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, 3, (12, 3.5))
@@ -49,7 +49,7 @@ def figure(rows: Rows) -> Figure:
 
 
 def checks(rows: Rows) -> list[Check]:
-    found = {runs.method: runs for runs in best_lr(gather(rows)) if runs.finished}
+    found = {runs.method: runs for runs in best_lr(group_runs(rows)) if runs.finished}
     if "Adam" not in found or len(found) < 3:
         return [Check("finished runs of all three optimizers", "1000 epochs", f"{len(found)} of 3", False)]
     adam = found["Adam"]
