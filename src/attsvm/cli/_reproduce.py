@@ -24,7 +24,7 @@ def reproduce_command(
         list[str] | None, typer.Argument(help="Ids, all, or own files, ./mine.py.", show_default=False)
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds an experiment.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds per experiment.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the rows; what is there already is not computed again.")] = Path(
         "runs"
     ),
@@ -32,7 +32,7 @@ def reproduce_command(
         int | None,
         typer.Option(
             min=0,
-            help="Local processes; 0 computes in this one. If not given, one a core, or 0 on a GPU.",
+            help="Local processes; 0 computes in this one. If not given, one per core, or 0 on a GPU.",
         ),
     ] = None,
     scheduler: Annotated[
@@ -86,7 +86,7 @@ def reproduce_command(
         output = console()
         output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run", highlight=False)
         output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …", highlight=False)
-        output.print("bring the folder back, and give this command again.", highlight=False)
+        output.print("bring the folder back, and run this command again.", highlight=False)
         raise typer.Exit(INCOMPLETE)
     if not _judge(chosen, out, [name for name in experiments if name.endswith(".py")]):
         raise typer.Exit(INCOMPLETE)

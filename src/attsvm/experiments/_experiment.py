@@ -67,18 +67,18 @@ class Experiment:
                    notebook run in its own process.
     figure         rows → matplotlib figure; that of a paper in its layout
     checks         rows → the statements that must hold
-    trials, quick  trials a cell, in full and with --quick
+    trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where one needs more
-    batch          trials a batch. The cuts are the same whatever runs them, so that rounding is too.
+    batch          trials per batch. The cuts are the same whatever runs them, and so is rounding.
     quick_grid     grid entries that --quick replaces
-    cost           seconds a trial, roughly: for the time left, and to start long batches first
+    cost           rough seconds per trial: for the time left, and to start long batches first
     needs          names of the data sets it takes from outside: "imdb"
     accepts        names of those it uses if they are given
     rows_of        id of the experiment whose rows these are, where two figures show the same runs
     checkpoints    `run` takes a keyword `work`, None or a folder of this batch alone: what it keeps there outlives a
                    kill, and goes when the batch is done
-    version        to be raised when `run` changes: old rows then count no more
-    remark         where ours and the paper's differ, and why
+    version        raise it when `run` changes: old rows then no longer count
+    remark         where we differ from the paper, and why
     """
 
     id: str

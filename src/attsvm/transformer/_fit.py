@@ -1,4 +1,4 @@
-"""Train a transformer; killed at any step and started again it ends with the same weights."""
+"""Train a transformer; killed at any step and started again, it ends with the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reached:
     batch: int
     batches: int
     rate: float
-    """tokens or images a second in this epoch"""
+    """tokens or images per second in this epoch"""
     history: list[dict[str, float]]
     model: nn.Module
     """as it is after this step; where batch is batches, with the weights that the epoch's row is measured with"""
@@ -69,7 +69,7 @@ def fit(
         settings: model, optimizer, stopping rule, seed.
         device: where to compute.
         out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
-            there goes on where it was, with the same bits.
+            there already is resumed bit for bit.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
         stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
