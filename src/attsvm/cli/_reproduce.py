@@ -66,7 +66,7 @@ def reproduce_command(
     if device != "cpu" and jobs is None:
         as_device(device)
         if scheduler is not None:
-            raise AttsvmError(f"--device {device} is of this machine: leave --scheduler out.")
+            raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
         workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
     batches = [batch for experiment in chosen for batch in experiment.batches(quick, device)]
@@ -125,7 +125,7 @@ def _unfinished(experiments: list[Experiment], out: Path) -> int:
 
 
 def _judge(experiments: list[Experiment], out: Path, files: list[str]) -> bool:
-    """Print what came of every experiment; did all checks pass, or fail for a reason that is given?"""
+    """Print the result of every experiment; did all checks pass, or fail for a reason that is given?"""
     from attsvm.experiments import fine, read_stored, verdict_line
 
     table = Table("experiment", "seconds", "verdict")

@@ -86,7 +86,7 @@ def fit_command(
     dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
     length: LengthOption = 512,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width that images are brought to; 48, built-in images 8.")
+        int | None, typer.Option(min=1, help="Height and width to which images are scaled; 48, built-in images 8.")
     ] = None,
     patch: Annotated[int, typer.Option(min=1, help="Height and width of a patch.")] = 4,
     images: ImagesOption = False,
