@@ -59,7 +59,7 @@ def train_command(
     if init_scale is None and parameterization is Parameterization.KQ:
         init_scale = 0.1
     if seed is not None and init_scale is None:
-        raise AttsvmError("--seed is for a Gaussian start, but this run starts at 0: give --init-scale, too.")
+        raise AttsvmError("--seed is for a Gaussian start, but this run starts at 0: give --init-scale too.")
     loaded = load(data).to(device=as_device(device))
     with run_folder(out, "train"):
         try:
