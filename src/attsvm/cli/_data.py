@@ -37,7 +37,7 @@ def sphere(
     queries: Queries = 1,
     self_attention: Annotated[bool, typer.Option("--self-attention", help="Queries are the first tokens.")] = False,
     causal: Annotated[
-        bool, typer.Option("--causal", help="One query a token, which sees the tokens up to its own.")
+        bool, typer.Option("--causal", help="One query per token, which sees the tokens up to its own.")
     ] = False,
     min_score_gap: Annotated[
         float, typer.Option(min=0, help="Smallest gap between the best and the second best score.")

@@ -142,7 +142,7 @@ def _warn(solution: MaxMargin) -> None:
         )
     if open_:
         typer.echo(
-            f"{open_} of {len(solution)} trials did not reach the gap; their brackets are certified all the same; "
+            f"{open_} of {len(solution)} trials did not reach the gap; their brackets are still certified; "
             "try a larger --tol.",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""A run made ready to be judged: float64, with trials that are not finite put aside; and SVMs solved sharply."""
+"""A run prepared for judgement: float64, without trials that are not finite; and SVMs solved sharply."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from attsvm.geometry import Geometry
 from attsvm.svm import MarginProblem, MaxMargin, Status, solve
 
 SHARP, CERTIFIED = 1e-12, 1e-9
-"""SVMs are solved to the relative gap 1e-12, because W is known to the root of the gap only; where rounding keeps
-one from that, a gap of 1e-9 counts as solved."""
+"""SVMs are solved to the relative gap 1e-12, because W is known only to the root of the gap. Where rounding prevents
+that, a gap of 1e-9 counts as solved."""
 
 
 def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:

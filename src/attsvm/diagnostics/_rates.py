@@ -8,10 +8,10 @@ from torch import Tensor
 from attsvm.errors import AttsvmError
 
 WINDOW = 0.5
-"""The fit takes the recorded steps in the last half of the run on the scale of log k: the beginning shows how the
+"""The fit uses the recorded steps in the last half of the run, on the scale of log k. The beginning shows how the
 tokens were chosen, not how the direction settles."""
 FIRST_STEP = 16
-"""Steps below are never fitted: log log k has to be positive and to move slowly."""
+"""Steps below this are never fitted: log log k must be positive and move slowly."""
 MIN_POINTS = 4
 """A slope through fewer points is not reported."""
 

@@ -22,7 +22,7 @@ def curves(x: Tensor) -> np.ndarray:
 
 
 def steps_of(steps: Tensor, trials: range) -> np.ndarray:
-    """The recorded steps, once a row, so that a file explains itself."""
+    """The recorded steps, repeated in every row, so that a file explains itself."""
     return np.tile(array(steps), (len(trials), 1))
 
 

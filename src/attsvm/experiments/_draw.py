@@ -27,12 +27,12 @@ __all__ += ["Axes", "Figure", "new_figure", "styled"]
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-else:  # in annotations alone: a machine that computes rows need not have matplotlib
+else:  # only in annotations: a machine that computes rows needs no matplotlib
     Axes = Figure = Any
 
 
 class Series(NamedTuple):
-    """A look that is unlike the others in colour and in grey."""
+    """A look that differs from the others in colour and in grey."""
 
     colour: str
     line: str

@@ -17,7 +17,7 @@ from attsvm.search._precise import PreciseDescent
 
 @dataclass(frozen=True)
 class Descent:
-    """ℓp mirror descent on W from 0: `lr` is one step size for all, or a function of the data that gives one a trial.
+    """ℓp mirror descent on W from 0: `lr` is one step size for all, or a function of the data that gives one per trial.
 
     A step size of its own for every trial is had by scaling the trial's queries: with queries c times as long,
     c = η^(1/p), or η^(1/(p−1)) where steps are normalised, the logits move under step 1 as they did under step η.

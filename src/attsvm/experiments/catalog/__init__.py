@@ -1,4 +1,4 @@
-"""One file an experiment; the file name is the id."""
+"""One file per experiment; the file name is the id."""
 
 from importlib import import_module
 
