@@ -50,6 +50,7 @@ MODULES = (
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "map_rules",
 )
 
 CATALOG: dict[str, Experiment] = {}
