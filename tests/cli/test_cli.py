@@ -85,8 +85,8 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
     ("arguments", "status", "message"),
     [
         (["solve", "nowhere.npz"], 1, "nowhere.npz is not a file"),
-        (["solve", "data.npz", "--norm", "l0.5"], 1, "1 < p"),
-        (["solve", "data.npz", "--norm", "spectral"], 1, "not a geometry"),
+        (["solve", "data.npz", "--norm", "l0.5"], 1, "1 ≤ p"),
+        (["solve", "data.npz", "--norm", "spectral3"], 1, "not a geometry"),
         (["solve", "data.npz", "--tokens", "0,1"], 1, "must have n·K = 3 numbers"),
         (["solve", "data.npz", "--tokens", "0,1,9"], 1, "tokens must be in 0..3"),
         (["solve", "data.npz", "--tokens", "a,b"], 1, "--tokens must be"),

@@ -208,7 +208,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(attsvm.AttsvmError, match="max_iterations"):
         solve(problem, "l2", max_iterations=0)
     with pytest.raises(attsvm.AttsvmError, match="not a geometry"):
-        solve(problem, "spectral")
+        solve(problem, "spectral3")
     for wrong in (sphere(2, 3, 4), None):
         with pytest.raises(attsvm.AttsvmError, match="problem must be a MarginProblem"):
             solve(wrong)  # type: ignore[arg-type]

@@ -39,6 +39,11 @@ def has_divergence(geometry: Geometry) -> bool:
     return geometry.has("mirror") and not isinstance(geometry, Nuclear)
 
 
+def by_margin(geometry: Geometry) -> bool:
+    """Is a run measured by its margin? So it is where max-margin solutions may form a face: there is no direction."""
+    return not geometry.has("mirror") and not isinstance(geometry, Nuclear)
+
+
 def direction_error(W_mm: Tensor, W: Tensor, geometry: Geometry) -> Tensor:
     """The directional Bregman divergence where the norm has a potential, as ℓp has; 1 − correlation elsewhere."""
     return directional_bregman(W_mm, W, geometry) if has_divergence(geometry) else misalignment(W_mm, W)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.diagnostics._measures import has_divergence
+from attsvm.diagnostics._measures import by_margin, has_divergence
 from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
 from attsvm.diagnostics._theorems import Conditions, applicability
@@ -95,6 +95,8 @@ class Verdict:
 
     @property
     def error_name(self) -> str:
+        if by_margin(self.geometry):
+            return "1 - margin ratio"
         return "directional Bregman divergence" if has_divergence(self.geometry) else "1 - correlation"
 
     @property

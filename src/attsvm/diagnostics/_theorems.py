@@ -129,7 +129,7 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
         width = run.settings.get("m")
         wide = width is None or width >= min(data.n * data.K, data.d, data.e)
         return result | {RP: paths | {"m ≥ min(nK, d, e)": facts.everywhere(wide)}}
-    if isinstance(geometry, Lp):
+    if isinstance(geometry, Lp) and geometry.has("mirror"):
         cone, cone_mu = _in_cones(facts)
         result |= {LP_RP: paths, LP_LOCAL: _mirror_descent(facts, cone)}
         if geometry == Frobenius():

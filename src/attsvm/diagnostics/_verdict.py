@@ -7,6 +7,7 @@ from attsvm.checks import as_count, as_real
 from attsvm.data import LinearHead
 from attsvm.diagnostics._judged import judged, solve_sharply
 from attsvm.diagnostics._measures import (
+    by_margin,
     direction_error,
     directional_bregman,
     has_divergence,
@@ -41,7 +42,8 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     end. With a head that is not linear, attention may compose several tokens: then it is (Gen-SVM) for the selected
     sets.
 
-    The direction error is the directional Bregman divergence for ℓp, 1 − correlation for the nuclear norm. A trial has
+    The direction error is the directional Bregman divergence for ℓp with 1 < p < ∞, and 1 − correlation for the nuclear
+    norm. For norms whose optimum need not be unique (ℓ1, ℓ∞, spectral, groups) it is 1 − margin ratio. A trial has
     reached its limit if the error is at most `tol` and the tokens are locally optimal. In joint runs v must also be
     within `tol` of the ℓp-SVM of these tokens. Where several tokens are composed, W keeps a finite part. There the
     error is 1 − correlation with W_fin + γ W_mm, and the sets must be decided.
@@ -61,12 +63,12 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     solution, composite, decided, svmeq = _predicted(run, finite)
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
     known = solution.solved & finite
-    error = torch.where(composite, svmeq, _known(direction_error(W_mm, W, geometry), known))
+    error = torch.where(composite, svmeq, _known(_error(run, solution, W_mm, W), known))
     local = is_locally_optimal(data, tokens, solution) & ~composite
     head = _judge_head(run, finite) if run.v is not None else None
 
     steps, recorded = run.recorded_W
-    errors = _known(direction_error(W_mm, recorded, geometry), known)
+    errors = _known(torch.stack([_error(run, solution, W_mm, at) for at in recorded]), known)
     rate = fit_rate(steps, errors, getattr(geometry, "p", None) if has_divergence(geometry) else None)
     convexity = _convexity(run)
 
@@ -118,6 +120,13 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
         step_convexity=convexity.amax(0) if len(convexity) else torch.full_like(error, torch.nan),
         signature=signature,
     )
+
+
+def _error(run: Trajectory, solution: MaxMargin, W_mm: Tensor, W: Tensor) -> Tensor:
+    """How far W is from its limit (B,): by direction, or by margin where the limit need not be one direction."""
+    if by_margin(run.geometry):
+        return 1 - margin_ratio(run.data, run.tokens, W, run.geometry, solution)
+    return direction_error(W_mm, W, run.geometry)
 
 
 def _known(value: Tensor, where: Tensor) -> Tensor:

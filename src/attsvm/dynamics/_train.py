@@ -11,6 +11,7 @@ from attsvm.checks import as_count, as_real, describe
 from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
+from attsvm.dynamics._optimizers import RULES
 from attsvm.dynamics._record import as_record, plan
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.dynamics._run import Row, Run, first_states
@@ -32,13 +33,13 @@ CHECKPOINT_SECONDS = 15.0
 @torch.no_grad()
 def train(
     data: TokenData,
-    geometry: Geometry | str | float = "l2",
+    geometry: Geometry | str | float | None = None,
     parameterization: str = "W",
     *,
     steps: int,
     lr: Rate | Mapping[str, Rate] = 0.1,
     normalize: bool = True,
-    rule: Rule | None = None,
+    rule: Rule | str | None = None,
     loss: Any = "logistic",
     init: Init | None = None,
     m: int | None = None,
@@ -56,11 +57,14 @@ def train(
     The loss is the mean over samples and the sum over queries of ℓ(Y·h(Xᵀ softmax(X W z))). `parameterization` says
     what is trained. "W": the matrix itself. "KQ": factors of width m (min(d, e) if not given) with W = K Qᵀ, by
     gradient descent. "joint": W and a linear head v, which replaces the data's. The mirror variable θ = ∇ψ(W) is the
-    state. A step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`.
+    state. A step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`. Without a `geometry` it
+    is ℓ2: gradient descent.
 
     steps       number of the last step; a resumed run continues its count
     lr          η: a number, a function of the step, a Schedule, or one of them for every block by name
-    rule        a `Rule` in place of mirror descent in `geometry`, with settings of its own
+    rule        another way to step: "gd", "sign", "spectral", "adam", "rmsprop", "lion", "muon" at usual settings,
+                or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is then the norm of the limit, by default what
+                theory predicts for the rule
     loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
     ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300. It holds (K, Q) at a norm of
@@ -85,8 +89,7 @@ def train(
     """
     steps = as_count("steps", steps, least=0)
     names = block_names(data, parameterization)
-    limit, geometry = geometries(geometry, parameterization)
-    rule = _rule(rule, geometry, normalize)
+    limit, rule = _limit_and_rule(rule, geometry, parameterization, normalize)
     schedules = as_schedules(lr, names)
     grows = any(schedule.grows for schedule in schedules.values())
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0))
@@ -201,17 +204,26 @@ def block_shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shap
     return {name: shapes[name] for name in names}
 
 
-def _rule(rule: Rule | None, geometry: Geometry, normalize: bool) -> Rule:
+def _limit_and_rule(
+    rule: Rule | str | None, geometry: Geometry | str | float | None, parameterization: str, normalize: bool
+) -> tuple[Geometry, Rule]:
+    """The norm of the predicted limit, and the rule."""
     if rule is None:
-        geometry.require("mirror", "inverse", to="be trained in by mirror descent")
+        limit, of_steps = geometries("l2" if geometry is None else geometry, parameterization)
+        of_steps.require("mirror", "inverse", to="be trained in by mirror descent")
         if normalize:
-            geometry.require("dual_norm", to="be trained in by normalised steps")
-        return MirrorDescent(geometry, bool(normalize))
+            of_steps.require("dual_norm", to="be trained in by normalised steps")
+        return limit, MirrorDescent(of_steps, bool(normalize))
+    if isinstance(rule, str) and rule in RULES:
+        rule = RULES[rule]
     if not isinstance(rule, Rule):
-        raise AttsvmError(f"rule must be a Rule, such as MirrorDescent(…), but got {describe(rule)}.")
+        raise AttsvmError(f"rule must be a Rule or one of {', '.join(RULES)}, but got {describe(rule)}.")
     if not normalize:
         raise AttsvmError("normalize belongs to the rule where one is given: leave it out here.")
-    return rule
+    if geometry is not None:
+        return parse_geometry(geometry), rule
+    # Nothing is known of factors but what gradient descent does to them.
+    return (Nuclear() if parameterization == "KQ" else rule.limit() or Frobenius()), rule
 
 
 def _resumed(

@@ -4,11 +4,26 @@ from attsvm.errors import AttsvmError
 from attsvm.geometry._base import Geometry
 from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._group import Group
+from attsvm.geometry._hybrid import Hybrid, Part
 from attsvm.geometry._lp import Frobenius, Lp
+from attsvm.geometry._mahalanobis import Mahalanobis
 from attsvm.geometry._nuclear import Nuclear
 from attsvm.geometry._schatten import Schatten, Spectral
 
-__all__ = ["Blocks", "Frobenius", "Geometry", "Group", "Lp", "Nuclear", "Schatten", "Spectral", "parse_geometry"]
+__all__ = [
+    "Blocks",
+    "Frobenius",
+    "Geometry",
+    "Group",
+    "Hybrid",
+    "Lp",
+    "Mahalanobis",
+    "Nuclear",
+    "Part",
+    "Schatten",
+    "Spectral",
+    "parse_geometry",
+]
 
 
 SYNONYMS = {"fro": "l2", "frobenius": "l2", "euclidean": "l2", "nuc": "nuclear", "inf": "linf", "max": "linf"}
@@ -38,6 +53,6 @@ def parse_geometry(text: str | float | Geometry) -> Geometry:
         if isinstance(error, AttsvmError):
             raise
     raise AttsvmError(
-        f"{text!r} is not a geometry: give a number p ≥ 1 (1.75 or 'l1.75', 'linf'), 'nuclear', 'spectral', 'schatten3', "
-        "'group:rows', 'group:columns', or a Geometry."
+        f"{text!r} is not a geometry: give a number p ≥ 1 (1.75 or 'l1.75', 'linf'), 'frobenius', 'nuclear', "
+        "'spectral', 'schatten3', 'group:rows', 'group:columns', or a Geometry."
     )

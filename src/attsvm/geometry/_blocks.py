@@ -13,11 +13,13 @@ from torch import Tensor
 class Blocks:
     """‖W‖ is the largest spectral norm ("max") or the sum of the nuclear norms ("sum") of blocks of W.
 
-    `index` (G, k, l) are the entries of the blocks as numbers i·e + j, −1 where a block is smaller than k × l.
+    `index` (G, k, h) are the entries of the blocks as numbers i·e + j, −1 where a block is smaller than k × h. Norms of
+    blocks are multiplied by their `weight` (G,) if there is one.
     """
 
     index: Tensor
     kind: Literal["max", "sum"]
+    weight: Tensor | None = None
 
     @classmethod
     def entries(cls, d: int, e: int, kind: Literal["max", "sum"]) -> Blocks:

@@ -16,7 +16,7 @@ from attsvm.geometry._blocks import Blocks
 
 @dataclass(frozen=True)
 class Group(Geometry):
-    """‖W‖ = Σ_g ‖W_g‖_F over groups of entries (ℓ2,1), or the largest ‖W_g‖_F (ℓ2,∞, `largest`); each is the other's dual.
+    """‖W‖ = Σ_g ‖W_g‖_F over groups of entries (ℓ2,1), or its dual, the largest ‖W_g‖_F (ℓ2,∞, `largest`).
 
     `groups` is "rows", "columns", or a d × e array of group numbers 0..G−1. The sum selects few groups: whole rows of W
     are zero. There is no mirror map; `dual_unit` is a subgradient.

@@ -90,20 +90,21 @@ class Lp(Geometry):
         return self.unit(self.inverse(G)) if self.p >= 2 else self.inverse(self.dual.unit(G))
 
     def mirror(self, W: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         return _signed_power(W, self.p - 1)
 
     def inverse(self, theta: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         return _signed_power(theta, 1 / (self.p - 1))
 
-    def _check_smooth(self) -> None:
+    def check_smooth(self) -> None:
+        """Refuse p = 1 and ∞, which have no mirror map."""
         if not self.smooth:
             near = "l1.1" if self.p == 1 else "l10"
             raise AttsvmError(f"{self.name} has no mirror map: take 1 < p < inf, for example {near}.")
 
     def _potential(self, W: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         # In two halves: |w|^p may overflow where |w|^p / p does not.
         half = W.abs().pow(self.p / 2)
         return (half / self.p * half).sum(MATRIX_AXES)
@@ -112,7 +113,7 @@ class Lp(Geometry):
         return self.dual._potential(theta)
 
     def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         p, k = self.p, self.p - 1
         w, v = W.abs(), V.abs()
         big, small = torch.maximum(w, v), torch.minimum(w, v)

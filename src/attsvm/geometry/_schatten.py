@@ -66,6 +66,10 @@ class Schatten(Geometry):
         return schatten_bound(G, error, self.dual.p)
 
     def dual_unit(self, G: Tensor) -> Tensor:
+        if self.p == inf:
+            # Of singular values that are rounding the vectors are arbitrary: without them U Vᵀ is a dual unit as well.
+            noise = 8 * max(G.shape[-2:]) * torch.finfo(torch.float64).eps
+            return self._of_values(G, lambda s: (s > noise * s[..., :1]).to(s.dtype))
         return self._of_values(G, lambda s: Lp(self.p).dual_unit(s[..., None])[..., 0])
 
     def gradient(self, W: Tensor) -> Tensor:
@@ -78,21 +82,22 @@ class Schatten(Geometry):
         return _half_square_hessian(G, self.dual.p)
 
     def mirror(self, W: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         return self._of_values(W, lambda s: s ** (self.p - 1))
 
     def inverse(self, theta: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         return self._of_values(theta, lambda s: s ** (1 / (self.p - 1)))
 
     def _potential(self, W: Tensor) -> Tensor:
-        self._check_smooth()
+        self.check_smooth()
         return Lp(self.p)._potential(svd(W)[1][..., None]).to(W.dtype)
 
     def _conjugate(self, theta: Tensor) -> Tensor:
         return self.dual._potential(theta)
 
-    def _check_smooth(self) -> None:
+    def check_smooth(self) -> None:
+        """Refuse p = 1 and ∞, which have no mirror map."""
         if not self.smooth:
             instead = "Nuclear() has one" if self.p == 1 else "take Schatten(p) with p < inf"
             raise AttsvmError(f"{self.name} has no mirror map: {instead}.")

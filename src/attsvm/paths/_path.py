@@ -123,8 +123,10 @@ def regularization_path(
     """
     names = block_names(data, parameterization)
     limit_geometry, ball = geometries(geometry, parameterization)
-    if not isinstance(ball, Lp):
-        raise AttsvmError(f"geometry must be an ℓp norm unless (K, Q) is trained, but got {limit_geometry!r}.")
+    if not isinstance(ball, Lp) or not ball.smooth:
+        raise AttsvmError(
+            f"geometry must be an ℓp norm, 1 < p < inf, unless (K, Q) is trained, but got {limit_geometry!r}."
+        )
     data = data.to(dtype=torch.float64)
     joint, local = "v" in names, tokens is not None
     bounds = {"W": _radii(radii)}

@@ -36,7 +36,7 @@ PATIENCE = 25
 
 @dataclass
 class _Problem:
-    """The data of the problem above: J (B, m, n) or None for the first n unknowns themselves, n = G·k·l."""
+    """The data of the problem above: J (B, m, n) or None for the first n unknowns themselves, n = G·k·h."""
 
     J: Tensor | None
     L: Tensor
@@ -51,17 +51,17 @@ class _Problem:
     shape: tuple[int, int, int]
 
     def take(self, index: Tensor) -> _Problem:
-        new = {f.name: getattr(self, f.name) for f in fields(self)}
-        return _Problem(**{name: x[index] if isinstance(x, Tensor) else x for name, x in new.items()})
+        tensors = {f.name: x[index] for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        return replace(self, **tensors)
 
     def off(self, y: Tensor) -> Tensor:
-        """(Jy)_g, (B, G, k, l)."""
-        G, k, l = self.shape
-        x = y[:, : G * k * l] if self.J is None else (y[:, None] @ self.J)[:, 0]
-        return x.unflatten(1, (G, k, l))
+        """(Jy)_g, (B, G, k, h)."""
+        G, k, h = self.shape
+        x = y[:, : G * k * h] if self.J is None else (y[:, None] @ self.J)[:, 0]
+        return x.unflatten(1, (G, k, h))
 
     def on(self, V: Tensor) -> Tensor:
-        """J'V (B, m) for V (B, G, k, l)."""
+        """J'V (B, m) for V (B, G, k, h)."""
         flat = V.flatten(1)
         if self.J is not None:
             return (self.J @ flat[..., None])[..., 0]
@@ -75,7 +75,7 @@ class _State:
     X: Tensor
     S: Tensor
     x: Tensor
-    l: Tensor  # noqa: E741
+    slack: Tensor
     eta: Tensor
     L_X: Tensor
     L_S: Tensor
@@ -92,8 +92,13 @@ def solve_blocks(
     rows = system.rows
     D = rows.d * rows.e
     index = blocks.index.to(rows.A.device)
+    G, k, h = index.shape
     dense = torch.nn.functional.pad(rows.dense(), (0, 1))[..., index.flatten().where(index.flatten() >= 0, D)]
-    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, tuple(index.shape))
+    # Weighted norms are plain ones of weighted blocks.
+    weight = torch.ones(len(index), dtype=torch.float64) if blocks.weight is None else blocks.weight
+    weight = weight.to(rows.A.device)[:, None, None].expand(index.shape)
+    dense = dense / weight.flatten()
+    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h))
     out = Iterates(
         W=rows.A.new_zeros(rows.B, rows.d, rows.e),
         lam=system.equal_multipliers(),
@@ -102,9 +107,9 @@ def solve_blocks(
     best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
     idle, lowest = torch.zeros_like(state.index), best.clone()
     for iteration in range(max_iterations + 1):
-        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.l).sum(1)
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.slack).sum(1)
         W, lam = _answer(blocks, problem, state)
-        W = _unblocked(W, index, rows.d, rows.e)
+        W = _unblocked(W / weight, index, rows.d, rows.e)
         lower = (system.b * lam).sum(1) / (dual := geometry.dual_norm(system.rows.adjoint(lam)))
         AW = system.rows.apply(W)
         margin = torch.where(system.inequality.any(1), system.least_margin(AW), _interpolated(system, AW))
@@ -134,7 +139,7 @@ def _interpolated(system: System, AW: Tensor) -> Tensor:
 
 
 def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:
-    """Blocks (B, G, k, l) as a matrix (B, d, e)."""
+    """Blocks (B, G, k, h) as a matrix (B, d, e)."""
     flat = V.new_zeros(len(V), d * e + 1)
     flat[:, index.flatten().where(index.flatten() >= 0, d * e)] = V.flatten(1)
     return flat[:, :-1].unflatten(1, (d, e))
@@ -143,7 +148,7 @@ def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:
 def _largest(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
     """Unknowns (W, ν), from W = 0 and a ν at which all rows have slack."""
     b, ineq, equal = system.b, system.inequality, system.equality
-    G, k, l = shape
+    G, k, h = shape
     with_b = torch.cat((dense, -b[..., None]), 2)
     most = int(equal.sum(1).amax()) if len(b) else 0
     order = torch.argsort(equal.int(), dim=1, descending=True, stable=True)[:, :most]
@@ -169,16 +174,16 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tupl
     size = 0.6 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1) / G
     y = torch.zeros_like(c)
     y[:, -1] = -size * ineq.sum(1)
-    X = size[:, None, None, None] * torch.eye(k + l, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1)
+    X = size[:, None, None, None] * torch.eye(k + h, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1)
     X[..., :k, k:] = -U / 2
     X[..., k:, :k] = -U.mT / 2
-    return problem, _start(problem, y, X, lam * ineq)
+    return problem, _start(problem, y, X, lam * ineq, lam.gather(1, order) * problem.equal)
 
 
 def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
     """Unknowns (λ, t), from equal multipliers and a t that is large enough."""
     b, ineq, equal = system.b, system.inequality, system.equality
-    G, k, l = shape
+    G, k, h = shape
     N = b.shape[1]
     there = ineq | equal
     pad = torch.nn.functional.pad
@@ -202,12 +207,12 @@ def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple
     lam = system.equal_multipliers()
     U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
     t = 1.1 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1)
-    X = torch.eye(k + l, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1) / (G * (k + l))
-    nu = 0.1 * t * ineq.sum(1) / (G * (k + l))
+    X = torch.eye(k + h, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1) / (G * (k + h))
+    nu = 0.1 * t * ineq.sum(1) / (G * (k + h))
     return problem, _start(problem, torch.cat((lam, t[:, None]), 1), X, ineq * b * nu[:, None])
 
 
-def _start(problem: _Problem, y: Tensor, X: Tensor, x: Tensor) -> _State:
+def _start(problem: _Problem, y: Tensor, X: Tensor, x: Tensor, eta: Tensor | None = None) -> _State:
     S = _cone(problem, y)
     slack = (y[:, None] @ problem.L)[:, 0]
     return _State(
@@ -216,8 +221,8 @@ def _start(problem: _Problem, y: Tensor, X: Tensor, x: Tensor) -> _State:
         X=X.clone(),
         S=S,
         x=x,
-        l=slack,
-        eta=torch.zeros_like(problem.e),
+        slack=slack,
+        eta=torch.zeros_like(problem.e) if eta is None else eta,
         L_X=cholesky_ex(X)[0],
         L_S=cholesky_ex(S)[0],
         failed=torch.zeros(len(y), dtype=torch.bool, device=y.device),
@@ -231,7 +236,7 @@ def _answer(blocks: Blocks, problem: _Problem, state: _State) -> tuple[Tensor, T
         lam = state.x * problem.there
         lam = lam.scatter_add(1, problem.order, state.eta * problem.equal)
         nu = state.y[:, -1]
-        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.l).sum(1)
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.slack).sum(1)
         if bool((gap < 1e-6 * nu).any()):
             lam = _matched(problem, lam, -2 * state.X[:, :, :k, k:])
         return problem.off(state.y), lam
@@ -261,18 +266,18 @@ def _matched(problem: _Problem, lam: Tensor, U: Tensor) -> Tensor:
 def _cone(problem: _Problem, y: Tensor, constant: float = 1.0) -> Tensor:
     """S_g(y), or its linear part for constant = 0."""
     V = problem.off(y)
-    G, k, l = problem.shape
+    G, k, h = problem.shape
     diagonal = constant * problem.tau_0 + (problem.tau * y).sum(1)
-    S = diagonal[:, None, None, None] * torch.eye(k + l, dtype=y.dtype, device=y.device).expand(len(y), G, -1, -1)
+    S = diagonal[:, None, None, None] * torch.eye(k + h, dtype=y.dtype, device=y.device).expand(len(y), G, -1, -1)
     S[..., :k, k:] = V
     S[..., k:, :k] = V.mT
     return S
 
 
 def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
-    G, k, l = problem.shape
-    p, there = k + l, problem.there
-    X, S, x, slack = s.X, s.S, s.x, s.l
+    G, k, h = problem.shape
+    p, there = k + h, problem.there
+    X, S, x, slack = s.X, s.S, s.x, s.slack
     eye = torch.eye(p, dtype=X.dtype, device=X.device)
     mu = gap / (G * p + there.sum(1))
     inverse_X, inverse_S = (solve_triangular(L, eye, upper=False) for L in (s.L_X, s.L_S))
@@ -282,6 +287,11 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     positive = torch.where(there, x, 1.0)
 
     M, K = _matrix(problem, X, Y, theta)
+    # Without inequalities nothing but the equalities holds ν: a multiple of EE' does no harm where E'dy is given.
+    lone = ~there.any(1)
+    rho = torch.where(lone, M.diagonal(dim1=1, dim2=2).mean(1), 0.0)[:, None]
+    if bool(lone.any()):
+        M = M + rho[..., None] * (problem.E @ problem.E.mT)
     diagonal = M.diagonal(dim1=1, dim2=2)
     diagonal += torch.where(diagonal > 0, 1e-15 * diagonal, 1.0)
     F, info = cholesky_ex(M)
@@ -306,6 +316,7 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         """dy and η for (H + LΘL')dy − Eη = right, E'dy = short, refined once."""
 
         def once(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
+            right = right + rho * (problem.E @ short[..., None])[..., 0]
             y0 = torch.cholesky_solve(right[..., None], F)
             eta = torch.cholesky_solve(short[..., None] - problem.E.mT @ y0, L_E)
             return (y0 + ME @ eta)[..., 0], eta[..., 0] * problem.equal
@@ -352,10 +363,10 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         L_X, bad_X = cholesky_ex(new_X)
         L_S, bad_S = cholesky_ex(new_S)
         # Of "max" the slack is a difference of W and ν, of "sum" it is λ itself: follow the unknowns exactly.
-        new_l = (y[:, None] @ problem.L)[:, 0]
-        bad = (bad_X != 0).any(1) | (bad_S != 0).any(1) | ((new_l <= 0) & there).any(1)
+        new_slack = (y[:, None] @ problem.L)[:, 0]
+        bad = (bad_X != 0).any(1) | (bad_S != 0).any(1) | ((new_slack <= 0) & there).any(1)
         new = replace(
-            s, y=y, X=new_X, S=new_S, x=x + a0 * dx, l=new_l, eta=s.eta + a0 * (eta - s.eta), L_X=L_X, L_S=L_S
+            s, y=y, X=new_X, S=new_S, x=x + a0 * dx, slack=new_slack, eta=s.eta + a0 * (eta - s.eta), L_X=L_X, L_S=L_S
         )
         return new, bad
 
@@ -368,22 +379,22 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     good = ~bad & new.y.isfinite().all(1) & new.x.isfinite().all(1) & (alpha.amin(1) > 1e-6)
     new.failed = ~good
     if not bool(good.all()):
-        for name in ("y", "X", "S", "x", "l", "eta", "L_X", "L_S"):
+        for name in ("y", "X", "S", "x", "slack", "eta", "L_X", "L_S"):
             getattr(new, name)[~good] = getattr(s, name)[~good]
     return new
 
 
 def _matrix(problem: _Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     """H + LΘL' (B, m, m), and the metric of every block."""
-    G, k, l = problem.shape
-    n = G * k * l
-    K = metric(X.flatten(0, 1), Y.flatten(0, 1), k).unflatten(0, X.shape[:2])  # (B, G, kl, kl)
+    G, k, h = problem.shape
+    n = G * k * h
+    K = metric(X.flatten(0, 1), Y.flatten(0, 1), k).unflatten(0, X.shape[:2])  # (B, G, kh, kh)
     M = (problem.L * theta[:, None]) @ problem.L.mT
     if problem.J is None:
-        view = M[:, :n, :n].unflatten(1, (G, k * l)).unflatten(3, (G, k * l))
+        view = M[:, :n, :n].unflatten(1, (G, k * h)).unflatten(3, (G, k * h))
         view.diagonal(dim1=1, dim2=3).add_(K.permute(0, 2, 3, 1))
         return M, K
-    J = problem.J.unflatten(2, (G, k * l))
+    J = problem.J.unflatten(2, (G, k * h))
     M = M + (J.transpose(1, 2) @ K).transpose(1, 2).flatten(2) @ problem.J.mT
     XY = X @ Y
     g = problem.on(XY[..., :k, k:] + XY[..., k:, :k].mT)

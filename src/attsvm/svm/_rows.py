@@ -144,4 +144,5 @@ class System:
 
     def cancelled(self, lam: Tensor, dual_norm: Tensor, level: float) -> Tensor:
         """Whether the terms of A'λ cancel to this level, (B,): then λ is close to a Farkas vector, if there is one."""
-        return dual_norm <= level * lam.abs().sum(1)
+        size = lam.abs().sum(1)
+        return (dual_norm <= level * size) & (size > 0)

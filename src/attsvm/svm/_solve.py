@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Geometry, Lp, Nuclear, Schatten, parse_geometry
+from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
@@ -175,22 +175,26 @@ def _without_iterating(system: System, impossible: Tensor) -> Answer:
     )
 
 
-def _run(system: System, geometry: Geometry, tol: float, max_iterations: int, cancelled: float) -> Iterates:
+def _run(
+    system: System, geometry: Geometry, tol: float, max_iterations: int, cancelled: float, again: bool = False
+) -> Iterates:
+    """The method for this norm, or `again` another one, where there is one."""
+    rows = system.rows
     # Rounding outward takes a little of the tolerance, and so does making W exact on the equalities.
     tol = max(tol / (4 if bool(system.equality.any()) else 1.05), 1e-13)
-    if geometry in (Nuclear(), Schatten(1)) or isinstance(geometry, Nuclear):
+    blocks = geometry.blocks(rows.d, rows.e)
+    nuclear = isinstance(geometry, Nuclear) or geometry == Schatten(1)
+    if nuclear and not again:
         return solve_nuclear(system, tol, max_iterations, cancelled)
-    blocks = geometry.blocks(system.rows.d, system.rows.e)
-    if blocks is not None:
-        return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled)
-    if geometry == Schatten(2):
-        geometry = Lp(2)
+    if nuclear or blocks is not None:
+        return solve_blocks(
+            system, geometry, blocks or Blocks.whole(rows.d, rows.e, "sum"), tol, max_iterations, cancelled
+        )
     if isinstance(geometry, Lp):
         return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
-    # Where the dual norm bends without bound its norm does not.
+    # Where a dual norm bends without bound, its norm does not.
     free = isinstance(geometry, Schatten) and geometry.p > 2
-    run = solve_smooth(system, geometry, tol, max_iterations, cancelled, free)
-    return run
+    return solve_smooth(system, geometry, tol, max_iterations, cancelled, free != again)
 
 
 def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
@@ -210,7 +214,7 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
         if geometry != Lp(2) and len(left):
             rest, part = some.take(left), part.take(left)
             if not isinstance(geometry, Lp) or not geometry.smooth:
-                run = _run(part, geometry, tol, max_iterations, _AT_ALL)
+                run = _run(part, geometry, tol, max_iterations, _AT_ALL, again=True)
             else:
                 run = Iterates(first.W[left], first.lam[left], torch.zeros_like(left))
                 for p in _ladder(geometry.p):  # each exponent starts from the one before

@@ -233,7 +233,9 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
             raise AttsvmError(f"validation_fraction must lie between 0 and 1, but got {fraction}.")
         if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
             raise AttsvmError(f"tokenizer must be a WordTokenizer, but got {type(self.tokenizer).__name__}.")
-        return Lp(self.p).p
+        geometry = Lp(self.p)
+        geometry.check_smooth()
+        return geometry.p
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -27,6 +27,7 @@ MODULES = (
     "svm_basins",
     "svm_self",
     "svm_lemmas",
+    "svm_rank",
     "md_fig2",
     "md_fig3",
     "md_fig4",
