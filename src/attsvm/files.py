@@ -34,6 +34,7 @@ _FREE = 2**30
 """Compressed archives may unpack to this many bytes, or to _RATIO times their size."""
 _RATIO = 100
 _LOCK = ".attsvm.lock"
+_DIGEST = "sha256"
 
 
 @contextmanager
@@ -180,7 +181,8 @@ def write_arrays_now(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
         np.savez(path, **contents)
     else:
         # Not by save_file: its temporary file would survive a kill, and only the owner could read it.
-        path.write_bytes(_safetensors().numpy.save(arrays, metadata=strings))
+        metadata = strings | {_DIGEST: _digest(arrays, strings)}  # .npz files have checksums of their own
+        path.write_bytes(_safetensors().numpy.save(arrays, metadata=metadata))
 
 
 def read_arrays(path: PathLike, schema: Schema | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -271,7 +273,18 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     _check_size(path.stat().st_size, path.stat().st_size)
     with _safetensors().safe_open(path, framework="np") as file:  # it compares its header with the size of the file
         names = file.keys()
-        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+        arrays, strings = {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    if _DIGEST in strings and strings.pop(_DIGEST) != _digest(arrays, strings):
+        raise ValueError("its content is not what was written")
+    return arrays, strings
+
+
+def _digest(arrays: Mapping[str, np.ndarray], strings: Mapping[str, str]) -> str:
+    found = sha256(json.dumps(dict(strings), sort_keys=True).encode())
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
 
 
 def _safetensors() -> Any:

@@ -13,10 +13,9 @@ from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
-from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
-    from attsvm.experiments import Batch, Experiment
+    from attsvm.experiments import Experiment
 
 
 def reproduce_command(
@@ -69,16 +68,7 @@ def reproduce_command(
             raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
         workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
-    batches = [batch for experiment in chosen for batch in experiment.batches(quick, device)]
-    done: list[Batch] = []
-    with progress_bar(not quiet, 0, sum(batch.cost for batch in batches), "reproduce") as tell:
-
-        def report(batch: Batch) -> None:
-            done.append(batch)
-            words = f"{batch.experiment.id:12} {len(done)} of {len(batches)} batches"
-            tell(sum(batch.cost for batch in done), words)
-
-        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=report)
+    run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
     for line in left_out:
         console().print(line, highlight=False)
     waiting = _unfinished(chosen, out)

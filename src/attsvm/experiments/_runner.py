@@ -65,11 +65,12 @@ def run_experiments(
     device: str = "cpu",
     sources: Mapping[str, Source] | None = None,
     report: Report = lambda batch: None,
+    progress: bool = False,
 ) -> int:
     """Compute every batch that `root` does not have yet; the number of batches computed.
 
     `sources` are the data sets by name; workers read them at the same path. `report` hears of each batch, those found
-    in the folder included.
+    in the folder included; `progress` shows a bar.
     """
     sources = sources or {}
     missing = {name for experiment in experiments for name in experiment.needs} - sources.keys()
@@ -77,13 +78,21 @@ def run_experiments(
         raise AttsvmError(f"sources must name {', '.join(sorted(missing))}: an experiment needs it.")
     digests = {name: source.digest for name, source in sources.items()}
     batches = [batch for experiment in experiments for batch in experiment.batches(quick, device, digests)]
+    done: list[float] = []
+
+    def heard(batch: Batch) -> None:
+        done.append(batch.cost)
+        tell(sum(done), f"{batch.experiment.id:12} {len(done)} of {len(batches)} batches")
+        report(batch)
+
     with run_folder(root, "reproduce"), ExitStack() as undo:
+        tell = undo.enter_context(progress_bar(progress, 0, sum(batch.cost for batch in batches), "reproduce"))
         for experiment in experiments:
             if not (root / experiment.id).exists():
                 undo.callback(_remove_unused, root / experiment.id)
             write_plan(root, experiment, quick, device, digests)
         clear_leftovers(root, batches)
-        return _run(batches, root, backend, _Handing(root, quick, device, sources, backend.scheduler is None), report)
+        return _run(batches, root, backend, _Handing(root, quick, device, sources, backend.scheduler is None), heard)
 
 
 def _remove_unused(folder: Path) -> None:
@@ -311,15 +320,16 @@ def run(
             "load_experiments, or take workers=0."
         )
     sources = open_sources([f"{name}={place}" for name, place in (data or {}).items()], [experiment])
-    root, batches, done = Path(out), experiment.batches(quick, device), list[float]()
-    with progress_bar(progress, 0, sum(batch.cost for batch in batches), experiment.id) as tell:
-
-        def report(batch: Batch) -> None:
-            done.append(batch.cost)
-            tell(sum(done), f"{experiment.id} {len(done)} of {len(batches)} batches")
-
-        backend = Backend(workers)
-        run_experiments([experiment], root, quick=quick, backend=backend, device=device, sources=sources, report=report)
+    root = Path(out)
+    run_experiments(
+        [experiment],
+        root,
+        quick=quick,
+        backend=Backend(workers),
+        device=device,
+        sources=sources,
+        progress=progress,
+    )
     stored = read_stored(root, experiment)
     assert stored is not None  # it was just written
     rows = stored.rows()

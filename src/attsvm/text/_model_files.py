@@ -95,8 +95,9 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "prefix": features.prefix,
         "last": features.last,
     }
-    digest = _digest(arrays, model.tokenizer_)
-    text = json.dumps(content | {"digest": digest}, ensure_ascii=False, indent=1, default=_plain)
+    content = json.loads(json.dumps(content, default=_plain))
+    digest = _digest(arrays, model.tokenizer_, content)
+    text = json.dumps(content | {"digest": digest}, ensure_ascii=False, indent=1)
     tokenizer = model.tokenizer_
     pieces = Path(tokenizer.file).read_bytes() if isinstance(tokenizer, WordPieceTokenizer) else None
     with run_folder(folder, "text fit"):
@@ -126,7 +127,7 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         check_json("it", content, _SHAPE)
         digest = content.get("digest")  # which older models have not
         arrays, _ = read_arrays(_place(folder, _NUMBERS, digest), _SCHEMA)
-        settings = content["settings"]
+        settings = dict(content["settings"])
         settings["class_weight"] = _unpaired(settings["class_weight"])
         tokenizer = _read_tokenizer(content["tokenizer"], _place(folder, _PIECES, digest))
         model = cls(**settings, tokenizer=tokenizer if tokenizer != WordTokenizer() else None)
@@ -147,7 +148,8 @@ def load_model(cls: type[AttentionTextClassifier], folder: Path) -> AttentionTex
         if isinstance(error, AttsvmError) and str(folder) in str(error):
             raise
         raise AttsvmError(f"{path} is not a readable model: {one_line(error)}") from error
-    if digest not in (None, _digest(arrays, tokenizer)):
+    former = content["format"] == _FORMER  # which has a digest of less, or none
+    if digest not in ((None, _digest(arrays, tokenizer)) if former else (_digest(arrays, tokenizer, content),)):
         raise AttsvmError(f"{folder}: its files do not belong together; fit the model again.")
     return model
 
@@ -209,9 +211,12 @@ def _read_tokenizer(described: dict[str, Any], pieces: Path) -> WordTokenizer:
     return WordPieceTokenizer(stop, stem, file=pieces)
 
 
-def _digest(arrays: dict[str, np.ndarray], tokenizer: WordTokenizer) -> str:
-    """Of what stands in the other files."""
+def _digest(arrays: dict[str, np.ndarray], tokenizer: WordTokenizer, content: dict[str, Any] | None = None) -> str:
+    """Of what stands in the other files, and of what the JSON says."""
     digest = hashlib.sha256(tokenizer.fingerprint().encode())
+    if content is not None:
+        said = {name: value for name, value in content.items() if name != "digest"}
+        digest.update(json.dumps(said, sort_keys=True).encode())
     for name in sorted(arrays):
         digest.update(arrays[name].tobytes())
     return digest.hexdigest()
