@@ -42,8 +42,8 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     end. With a head that is not linear, attention may compose several tokens: then it is (Gen-SVM) for the selected
     sets.
 
-    The direction error is the directional Bregman divergence for ℓp, 1 − correlation for the nuclear norm,
-    1 − margin ratio where the optimum need not be unique (ℓ1, ℓ∞, spectral, groups). A trial has
+    The direction error is the directional Bregman divergence for ℓp with 1 < p < ∞, and 1 − correlation for the nuclear
+    norm. For norms whose optimum need not be unique (ℓ1, ℓ∞, spectral, groups) it is 1 − margin ratio. A trial has
     reached its limit if the error is at most `tol` and the tokens are locally optimal. In joint runs v must also be
     within `tol` of the ℓp-SVM of these tokens. Where several tokens are composed, W keeps a finite part. There the
     error is 1 − correlation with W_fin + γ W_mm, and the sets must be decided.

@@ -57,8 +57,8 @@ def train(
     The loss is the mean over samples and the sum over queries of ℓ(Y·h(Xᵀ softmax(X W z))). `parameterization` says
     what is trained. "W": the matrix itself. "KQ": factors of width m (min(d, e) if not given) with W = K Qᵀ, by
     gradient descent. "joint": W and a linear head v, which replaces the data's. The mirror variable θ = ∇ψ(W) is the
-    state. A step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`. Without a
-    `geometry` it is ℓ2: gradient descent.
+    state. A step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`. Without a `geometry` it
+    is ℓ2: gradient descent.
 
     steps       number of the last step; a resumed run continues its count
     lr          η: a number, a function of the step, a Schedule, or one of them for every block by name
