@@ -46,6 +46,7 @@ MODULES = (
     "md_vit",
     "emb_lemma2",
     "emb_thm5",
+    "emb_lemmas",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
