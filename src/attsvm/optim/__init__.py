@@ -5,8 +5,10 @@ from attsvm.optim._from_torch import from_torch
 from attsvm.optim._groups import describe_groups, param_groups
 from attsvm.optim._mirror_adam import MirrorAdam, mirror_adam
 from attsvm.optim._mirror_descent import MirrorDescent, mirror_descent
+from attsvm.optim._pruning import GradualPruning
 
 __all__ = [
+    "GradualPruning",
     "MirrorAdam",
     "MirrorDescent",
     "describe_groups",

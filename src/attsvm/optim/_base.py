@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_at_least_zero, check_lr, check_p
+from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
 from attsvm.optim._fused import same_layout, use_fused
-from attsvm.optim._loading import MIRROR, REST, Source, check_states, taken
+from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
 
 Tensors = list[Tensor]
-_FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
+Masks = list[Tensor | None]
+# Options that states saved by earlier versions may lack.
+_LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
 
@@ -27,6 +29,15 @@ def step_lr(lr: float | Tensor) -> float | Tensor:
     if not isinstance(lr, Tensor):
         return lr
     return lr.squeeze() if torch.compiler.is_compiling() or lr.is_cuda else lr.item()
+
+
+def zero_pruned(masks: Masks, *columns: Tensors) -> None:
+    """Exact zeros where a mask has them: also nan and inf go."""
+    for mask, *row in zip(masks, *columns):
+        if mask is not None:
+            pruned = ~mask
+            for t in {id(t): t for t in row}.values():
+                t.masked_fill_(pruned, 0)
 
 
 def zeros_like(param: Tensor) -> Tensor:
@@ -76,6 +87,7 @@ class MirrorOptimizer(Optimizer, ABC):
         check_lr(group["lr"])
         check_p(group["p"])
         check_at_least_zero("weight_decay", group["weight_decay"])
+        check_l1(group["l1"], group["l1_of"])
         if any(param.is_complex() for param in group["params"]):
             raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
 
@@ -83,7 +95,7 @@ class MirrorOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self._versions = {}
         for group in self.param_groups:
-            for name, value in _FLAGS.items():
+            for name, value in _LATER.items():
                 group.setdefault(name, value)
 
     @overload
@@ -109,7 +121,7 @@ class MirrorOptimizer(Optimizer, ABC):
             params, weights, grads, *states = ([] for _ in range(5 + self._state_columns))
             self._init_group(group, fused, params, weights, grads, *states)
             if params:
-                self._step_group(group, fused, weights, grads, *states)
+                self._step_group(group, fused, weights, grads, [self._mask(param) for param in params], *states)
                 self._remember(group["p"], params, weights)
         return loss
 
@@ -150,9 +162,30 @@ class MirrorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _step_group(
-        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         """Hand the lists, and the group's options, to the arithmetic; first of the states are θ and rests."""
+
+    @torch.no_grad()
+    def set_mask(self, param: Tensor, mask: Tensor | None) -> None:
+        """Prune a parameter: where `mask` is False the weight, its mirror variable and its moments are 0, now and after
+        every step, until another mask is set. None takes the mask away.
+
+        The mask is a part of the saved state.
+        """
+        if all(param is not own for group in self.param_groups for own in group["params"]):
+            raise AttsvmError("set_mask was given a tensor that is no parameter of this optimizer: pass the parameter.")
+        state = self.state[param]
+        if mask is None:
+            state.pop(MASK, None)
+            return
+        if mask.shape != param.shape:
+            raise AttsvmError(f"a mask must have its parameter's shape {tuple(param.shape)}, not {tuple(mask.shape)}.")
+        if MASK not in state:
+            state[MASK] = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
+        state[MASK].copy_(mask != 0)
+        values = [param.detach(), *(v for name, v in state.items() if name != MASK and v.shape == param.shape)]
+        zero_pruned([local(state[MASK])], *([local(value)] for value in values))
 
     @torch.no_grad()
     def resync(self) -> None:
@@ -208,9 +241,10 @@ class MirrorOptimizer(Optimizer, ABC):
                 elif name == "step" and not isinstance(value, Tensor):  # as old versions of torch saved it
                     self.state[param][name] = torch.tensor(float(value))
                 elif name != "step" and isinstance(value, Tensor):
-                    value = value.to(device=param.device, dtype=state_dtype(param))
+                    value = value.to(device=param.device, dtype=torch.bool if name == MASK else state_dtype(param))
                     # The kernels walk through memory, so the state lies in it as the parameter does.
-                    self.state[param][name] = value if same_layout(value, param) else zeros_like(param).copy_(value)
+                    as_param = value if same_layout(value, param) else torch.empty_like(param, dtype=value.dtype)
+                    self.state[param][name] = value if as_param is value else as_param.copy_(value)
 
     def _check_capture(self) -> None:
         """torch's own check is private and has changed its name."""
@@ -239,6 +273,10 @@ class MirrorOptimizer(Optimizer, ABC):
         elif edited:
             raise AttsvmError("p was changed before the capture of a CUDA graph: call optimizer.resync() before it.")
         return theta
+
+    def _mask(self, param: Tensor) -> Tensor | None:
+        mask = self.state[param].get(MASK) if param in self.state else None
+        return None if mask is None else local(mask)
 
     def _rest(self, param: Tensor) -> Tensor:
         """What the roundings of the local θ lost."""
