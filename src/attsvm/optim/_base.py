@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
+from attsvm.optim._edits import signature, unchanged
 from attsvm.optim._fused import same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
@@ -51,6 +52,8 @@ class MirrorOptimizer(Optimizer, ABC):
     # By p the counter of in-place changes of every weight, by id, as steps with this p left it; not a part of the saved
     # state.
     _versions: dict[float, dict[int, int]]
+    # Of weights with a mirror variable what tells a change through `.data`, where the step does not read them anyway.
+    _signatures: dict[int, Tensor]
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
     # Whose saved states it takes.
@@ -59,7 +62,7 @@ class MirrorOptimizer(Optimizer, ABC):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if defaults["fused"] and defaults["foreach"]:
             raise AttsvmError("fused and foreach cannot both be True.")
-        self._versions = {}
+        self._versions, self._signatures = {}, {}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -93,7 +96,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._versions = {}
+        self._versions, self._signatures = {}, {}
         for group in self.param_groups:
             for name, value in _LATER.items():
                 group.setdefault(name, value)
@@ -118,11 +121,11 @@ class MirrorOptimizer(Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             fused = self._use_fused(group)
-            params, weights, grads, *states = ([] for _ in range(5 + self._state_columns))
-            self._init_group(group, fused, params, weights, grads, *states)
+            params, weights, grads, masks, *states = ([] for _ in range(6 + self._state_columns))
+            self._init_group(group, fused, params, weights, grads, masks, *states)
             if params:
-                self._step_group(group, fused, weights, grads, [self._mask(param) for param in params], *states)
-                self._remember(group["p"], params, weights)
+                self._step_group(group, fused, weights, grads, masks, *states)
+                self._remember(group["p"], fused, params, weights)
         return loss
 
     def _use_fused(self, group: dict[str, Any]) -> bool:
@@ -134,8 +137,8 @@ class MirrorOptimizer(Optimizer, ABC):
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
     ) -> None:
-        """Collect what has a gradient: local weights; columns of gradients, local mirror variables, their rests (or
-        they themselves, where no roundings are kept), and other states.
+        """Collect what has a gradient: local weights; columns of gradients, masks, local mirror variables, their rests
+        (or they themselves, where no roundings are kept), and other states.
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
@@ -146,13 +149,16 @@ class MirrorOptimizer(Optimizer, ABC):
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions, fused) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
                     if theta is weight:
                         left.pop(MIRROR, None)
-                rows.append((param, weight, gradient(param), theta, rest, *self._init_state(group, param)))
+                states = self._init_state(group, param)
+                mask = state.get(MASK) if (state := self.state.get(param)) else None
+                mask = None if mask is None else local(mask)
+                rows.append((param, weight, gradient(param), mask, theta, rest, *states))
         for column, values in zip((params, weights, *columns), zip(*rows)):
             column.extend(values)
 
@@ -191,8 +197,8 @@ class MirrorOptimizer(Optimizer, ABC):
     def resync(self) -> None:
         """Make the mirror variables anew from the weights.
 
-        Call it after changing weights through ``.data`` or under ``torch.compile``. Other in-place changes between two
-        steps, and a new ``p`` of a group, are noticed by the step itself.
+        Changes of the weights between two steps, also through ``.data``, and a new ``p`` of a group are noticed by the
+        step itself; only before a captured CUDA graph is it to be called after them.
         """
         for group in self.param_groups:
             for param in group["params"]:
@@ -253,15 +259,18 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], fused: bool) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step.
+
+        A weight that others changed wins. The kernels see to it themselves.
+        """
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version:
+        if versions.get(id(param)) == weight._version and (fused or self._untouched(param, weight)):
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
@@ -273,10 +282,6 @@ class MirrorOptimizer(Optimizer, ABC):
         elif edited:
             raise AttsvmError("p was changed before the capture of a CUDA graph: call optimizer.resync() before it.")
         return theta
-
-    def _mask(self, param: Tensor) -> Tensor | None:
-        mask = self.state[param].get(MASK) if param in self.state else None
-        return None if mask is None else local(mask)
 
     def _rest(self, param: Tensor) -> Tensor:
         """What the roundings of the local θ lost."""
@@ -294,11 +299,22 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _untouched(self, param: Tensor, weight: Tensor) -> bool:
+        if _capturing(weight):
+            return True
+        before = self._signatures.get(id(param))
+        return before is not None and unchanged(weight, before)
+
+    def _remember(self, p: float, fused: bool, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
             versions = self._versions.setdefault(p, {})
             versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+            for param, weight in zip(params, weights):
+                if fused or _capturing(weight):
+                    self._signatures.pop(id(param), None)
+                elif has_mirror(weight, p):
+                    self._signatures[id(param)] = signature(weight)
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:

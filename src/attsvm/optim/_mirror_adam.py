@@ -19,7 +19,9 @@ from attsvm.optim._mirror_map import (
     L1,
     NO_SCRATCH,
     Scratch,
+    apart,
     decay_pull,
+    follow,
     inverse_exponent,
     leaves_weights,
     settle,
@@ -219,6 +221,8 @@ def mirror_adam(
         states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
         _fused_mirror_adam(params, grads, *states, lr, pull, a, threshold, beta1, beta2, eps, maximize, capturable)
         return
+    if torch.compiler.is_compiling():
+        follow(params, mirrors, rests, p)
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
         counts = torch.stack(state_steps).tolist()
@@ -338,7 +342,7 @@ def _step(
     """The step by lr·m̂/(√v̂ + eps), which `subtract` subtracts, plus lr·pull·θ."""
     if leaves_weights(lr):
         return
-    weight, theta, rest = row[:3]
+    weight, theta, rest = row[0], row[1], apart(row[1], row[2], l1)
     if rest is theta and (isinstance(pull, Tensor) or pull != 0):
         change = torch.mul(theta, -lr * pull, out=scratch[1])
         subtract(change)

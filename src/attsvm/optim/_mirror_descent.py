@@ -19,7 +19,9 @@ from attsvm.optim._mirror_map import (
     NO_SCRATCH,
     Scratch,
     add_multiple,
+    apart,
     decay_pull,
+    follow,
     inverse_exponent,
     leaves_weights,
     settle,
@@ -233,6 +235,8 @@ def mirror_descent(
         states = mirrors, masks, momentum_buffers, norms
         _fused_mirror_descent(params, grads, *states, lr, pull, a, threshold, momentum, nesterov, maximize, capturable)
         return
+    if torch.compiler.is_compiling():
+        follow(params, mirrors, rests, p)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
     one_by_one = foreach is False or torch.compiler.is_compiling() or leaves_weights(lr)
@@ -281,6 +285,7 @@ def _descend(
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
     if leaves_weights(lr):
         return
+    rest = apart(theta, rest, l1)
     subtract_multiple(rest, add_multiple(direction, theta, pull, scratch[1]), lr)
     settle(weight, theta, rest, a, scratch, l1, lr)
 

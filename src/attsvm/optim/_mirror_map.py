@@ -106,6 +106,16 @@ def means(theta: Tensor, weight: Tensor, p: float) -> Tensor:
     return between | (weight.isnan() & expected.isnan())
 
 
+def follow(weights: list[Tensor], mirrors: list[Tensor], rests: list[Tensor], p: float) -> None:
+    """θ of the weights that others changed, in a step that is compiled: there every entry is compared."""
+    for weight, theta, rest in zip(weights, mirrors, rests):
+        if theta is not weight:
+            same = means(theta, weight, p)
+            theta.copy_(torch.where(same, theta, mirror_of(weight, p)))
+            if rest is not theta:
+                rest.copy_(torch.where(same, rest, 0))
+
+
 def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Tensor:
     """The c for which θ ← θ − lr·cθ multiplies W by 1 − lr·weight_decay: (1 − (1 − lr·weight_decay)^(p−1))/lr.
 
@@ -159,6 +169,14 @@ def settle(
             rest.zero_()
     elif theta is not weight:
         signed_power(theta, a, scratch, out=weight)
+
+
+def apart(theta: Tensor, rest: Tensor, l1: L1) -> Tensor:
+    """What to subtract a step from: with `l1` never θ itself, so that step and threshold are one sum, rounded once.
+
+    Alone, the threshold is the same number in every step, and its roundings would add up.
+    """
+    return torch.zeros_like(theta) if l1.strength > 0 and rest is theta else rest
 
 
 def shrink(x: Tensor, bound: float | Tensor) -> None:

@@ -83,7 +83,7 @@ def _means(weight, expected, tolerance, WEIGHT: tl.constexpr):
 
 @triton.jit
 def _mirror_variable(
-    weight_ptr, theta_ptr, at, mask, exponent, WEIGHT: tl.constexpr, MIRROR: tl.constexpr, KEEP: tl.constexpr,
+    weight_ptr, theta_ptr, at, mask, kept, exponent, WEIGHT: tl.constexpr, MIRROR: tl.constexpr, KEEP: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
     """θ as a pair: that of the weight, where somebody has changed it. With KEEP it is read off the weight, whose
@@ -93,7 +93,7 @@ def _mirror_variable(
         weight = tl.load(weight_ptr + at, mask=mask, other=1.0)
         size = tl.abs(weight)
         usual = size > 1e-29
-        theta = tl.load(theta_ptr + at, mask=mask & (usual == 0), other=0.0)
+        theta = tl.load(theta_ptr + at, mask=mask & kept & (usual == 0), other=0.0)
         edited = _means(weight, _signed_power(theta, exponent, N), 1e-4, WEIGHT) == 0
         root = tl.exp2(libdevice.fast_log2f(size) * (1.0 / N))
         power, rest = _power_pair(root, 0.0, False, N)
@@ -178,7 +178,7 @@ def _descend_kernel(
     kept = mask
     if MASK:
         kept = tl.load(keeps + at, mask=mask, other=0) != 0
-    x, x_low = _mirror_variable(weight, theta, at, mask, exponent, WEIGHT, MIRROR, KEEP, N)
+    x, x_low = _mirror_variable(weight, theta, at, mask, kept, exponent, WEIGHT, MIRROR, KEEP, N)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     if MAXIMIZE:
         g = -g
@@ -223,7 +223,7 @@ def _adam_kernel(
     kept = mask
     if MASK:
         kept = tl.load(keeps + at, mask=mask, other=0) != 0
-    x, x_low = _mirror_variable(weight, theta, at, mask, exponent, WEIGHT, MIRROR, KEEP, N)
+    x, x_low = _mirror_variable(weight, theta, at, mask, kept, exponent, WEIGHT, MIRROR, KEEP, N)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     m = tl.load(avg + at, mask=mask, other=0.0)
     v = tl.load(avg_sq + at, mask=mask, other=0.0)
