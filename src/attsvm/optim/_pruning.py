@@ -105,28 +105,26 @@ class GradualPruning:
         if self._own:
             self.optimizer.register_step_post_hook(lambda *_: self._apply())
         self.count = 0
-        if self.first == 0 and initial > 0:
-            self._prune(initial)
+        if self.first == 0:
+            self._prune(self.scheduled(0))
 
     def scheduled(self, count: int) -> float:
         """The share of zeros after `count` steps."""
         if count < self.first:
             return 0.0
-        done = (count - self.first) / max(self.last - self.first, 1)
-        return self.sparsity + (self.initial - self.sparsity) * (1 - min(done, 1.0)) ** 3
+        done = 1.0 if count >= self.last else (count - self.first) / (self.last - self.first)
+        return self.sparsity + (self.initial - self.sparsity) * (1 - done) ** 3
 
     def step(self) -> None:
         """To be called after every step of the optimizer."""
         self.count += 1
-        if self.first <= self.count <= self.last:
-            if (self.count - self.first) % self.every == 0 or self.count == self.last:
-                share = self.scheduled(self.count)
-                if self.regrow > 0 and self.count < self.last:
-                    self._exchange(share)
-                else:
-                    self._prune(share)
-        elif self.count == self.last + 1 and self.last < self.first + 1:
-            self._prune(self.sparsity)
+        due = (self.count - self.first) % self.every == 0 or self.count == self.last
+        if due and self.first <= self.count <= self.last:
+            share = self.scheduled(self.count)
+            if self.regrow > 0 and self.count < self.last:
+                self._exchange(share)
+            else:
+                self._prune(share)
 
     def masks(self) -> dict[Tensor, Tensor]:
         """The mask of every pruned parameter: True is kept."""
@@ -170,11 +168,9 @@ class GradualPruning:
             self._masks[param] = self._masks[param] if param in self._masks else _as_mask(param, None)
             local(self._masks[param]).copy_(mask)
         else:
-            self.optimizer.set_mask(param, None)
-            state = self.optimizer.state[param]
-            state[MASK] = _as_mask(param, None)
-            local(state[MASK]).copy_(mask)
-            self.optimizer.set_mask(param, state[MASK])
+            whole = _as_mask(param, None)
+            local(whole).copy_(mask)
+            self.optimizer.set_mask(param, whole)
 
     @torch.no_grad()
     def _prune(self, share: float) -> None:
@@ -290,8 +286,8 @@ def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None) -> list[tup
     found = [(name, param) for name, param in found if param.ndim >= 2]
     if not found:
         raise AttsvmError(
-            "GradualPruning found no matrix to prune: make the optimizer's groups with attsvm.optim.param_groups(model), "
-            "or pass params=[…]."
+            "GradualPruning found no matrix to prune: make the optimizer's groups with "
+            "attsvm.optim.param_groups(model), or pass params=[…]."
         )
     return found
 
@@ -302,7 +298,7 @@ def _units(named: list[tuple[str, Tensor]], structure: str | None, heads: int | 
     made = []
     for name, param in named:
         if structure == "2:4" and param.shape[-1] % 4:
-            raise AttsvmError(f'structure="2:4" needs rows whose length is a multiple of 4, but {name} has {param.shape}.')
+            raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {param.shape}.')
         made.append({None: _entries, "2:4": _two_of_four, "row": _rows}[structure](param))
     return made
 
@@ -355,10 +351,8 @@ def _layer_of_heads(params: tuple[Tensor, ...], heads: int) -> _Unit:
         return (torch.stack(sums).sum(0) / size).sqrt()
 
     def masks(stays: Tensor) -> Sequence[Tensor]:
-        of = zip(params, parts)
-        return [
-            stays.view(1, heads, 1).expand(n, heads, param.numel() // heads // n).reshape(param.shape) for param, n in of
-        ]
+        wide = ((param, stays.view(1, heads, 1).expand(part, heads, -1)) for param, part in zip(params, parts))
+        return [mask.repeat_interleave(param.numel() // mask.numel(), 2).view(param.shape) for param, mask in wide]
 
     size = sum(param.numel() for param in params) // heads
     return _Unit(params, scores, size, masks)
