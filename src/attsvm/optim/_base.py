@@ -22,6 +22,7 @@ Tensors = list[Tensor]
 Masks = list[Tensor | None]
 # Options that states saved by earlier versions may lack.
 _LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
+FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
 
@@ -52,6 +53,7 @@ class MirrorOptimizer(Optimizer, ABC):
     # By p the counter of in-place changes of every weight, by id, as steps with this p left it; not a part of the saved
     # state.
     _versions: dict[float, dict[int, int]]
+    _calls: int  # of step, in this process
     # Of weights with a mirror variable what tells a change through `.data`, where the step does not read them anyway.
     _signatures: dict[int, Tensor]
     # How many lists of states a step works on, apart from mirror variables and their rests.
@@ -62,13 +64,16 @@ class MirrorOptimizer(Optimizer, ABC):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if defaults["fused"] and defaults["foreach"]:
             raise AttsvmError("fused and foreach cannot both be True.")
-        self._versions, self._signatures = {}, {}
+        self._check_options(defaults)  # before the parameters, as torch's optimizers do
+        self._versions, self._signatures, self._calls = {}, {}, 0
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(self._with_names(param_group))
         try:
-            self._check_group(self.param_groups[-1])
+            self._check_options(self.param_groups[-1])
+            if any(param.is_complex() for param in self.param_groups[-1]["params"]):
+                raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
         except AttsvmError:
             self.param_groups.pop()
             raise
@@ -86,17 +91,15 @@ class MirrorOptimizer(Optimizer, ABC):
             params = [(f"group {number}, parameter {i}", param) for i, param in enumerate(params)]
         return {**param_group, "params": params}
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_options(self, group: dict[str, Any]) -> None:
         check_lr(group["lr"])
         check_p(group["p"])
         check_at_least_zero("weight_decay", group["weight_decay"])
         check_l1(group["l1"], group["l1_of"])
-        if any(param.is_complex() for param in group["params"]):
-            raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._versions, self._signatures = {}, {}
+        self._versions, self._signatures, self._calls = {}, {}, 0
         for group in self.param_groups:
             for name, value in _LATER.items():
                 group.setdefault(name, value)
@@ -126,7 +129,25 @@ class MirrorOptimizer(Optimizer, ABC):
             if params:
                 self._step_group(group, fused, weights, grads, masks, *states)
                 self._remember(group["p"], fused, params, weights)
+        if not torch.compiler.is_compiling():
+            self._calls += 1
+            if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
+                self._look_for_divergence()
         return loss
+
+    def _look_for_divergence(self) -> None:
+        """Steps of a power of 2, so that it costs nothing in a long training."""
+        for group in self.param_groups:
+            weights = [local(param) for param in group["params"] if param.grad is not None and group["p"] < 2]
+            weights = [weight for weight in weights if weight.numel() and not _capturing(weight) and not weight.is_meta]
+            if weights and not all(bool(weight.abs().max() < torch.inf) for weight in weights):
+                warnings.warn(
+                    f"after {self._calls} steps weights of a group with p = {group['p']:g} are inf or nan: lower lr, "
+                    f"which is {float(group['lr']):g} now, and keep lr/(p − 1) at a few percent"
+                    + (', or set normalize="tensor".' if group.get("normalize", "") is None else "."),
+                    stacklevel=3,
+                )
+                return
 
     def _use_fused(self, group: dict[str, Any]) -> bool:
         if torch.compiler.is_compiling() and not group["fused"]:

@@ -138,8 +138,8 @@ class MirrorAdam(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_options(self, group: dict[str, Any]) -> None:
+        super()._check_options(group)
         check_betas(group["betas"])
         check_at_least_zero("eps", group["eps"])
 
@@ -175,8 +175,8 @@ class MirrorAdam(MirrorOptimizer):
             capturable=group["capturable"],
             lr=group["lr"],
             p=group["p"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
+            beta1=float(group["betas"][0]),
+            beta2=float(group["betas"][1]),
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],

@@ -151,8 +151,8 @@ class MirrorDescent(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_options(self, group: dict[str, Any]) -> None:
+        super()._check_options(group)
         check_at_least_zero("momentum", group["momentum"])
         if group["nesterov"] and group["momentum"] == 0:
             raise AttsvmError("nesterov needs a momentum above 0.")
