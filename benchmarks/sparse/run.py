@@ -66,7 +66,9 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     shape = TINY if arguments.tiny else Shape()
     corpora: dict[str, Corpus] = {}
-    model = GPT(vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads)
+    model = GPT(
+        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
+    )
     model.to(device)
     losses = loss_of if arguments.eager else torch.compile(loss_of)
     while (task := tasks.get()) is not None:
@@ -79,9 +81,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
                     corpora[family.corpus].streams = {k: v[:12000] % 512 for k, v in streams.items()}
             corpus = corpora[family.corpus]
             settings = {k: v for k, v in asdict(family).items() if k != "sparsities"}
-            rows = train_family(
-                family, corpus, shape, losses, model, fused=not arguments.unfused, done=lambda s: family.key(s) in done
-            )
+            rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:
                 answers.put(("row", {**settings, **row}, None))
             answers.put(("end", None, None))
@@ -105,7 +105,9 @@ def main() -> None:
     answers: Any = mp.Queue()
     tasks: Any = mp.Queue()
     began = time.monotonic()
-    processes = [mp.Process(target=work, args=(tasks, answers, arguments), daemon=True) for _ in range(arguments.workers)]
+    processes = [
+        mp.Process(target=work, args=(tasks, answers, arguments), daemon=True) for _ in range(arguments.workers)
+    ]
     for process in processes:
         process.start()
     taken: set[str] = set()

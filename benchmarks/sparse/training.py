@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,7 @@ class Corpus:
 
     def __init__(self, path: Path, device: str) -> None:
         with np.load(path) as streams:
-            self.streams = {
-                name: torch.from_numpy(streams[name].astype(np.int32)).to(device) for name in streams.files
-            }
+            self.streams = {name: torch.from_numpy(streams[name].astype(np.int32)).to(device) for name in streams.files}
 
     def batches(self, shape: Shape, seed: int) -> Iterator[Tensor]:
         """Windows of the train stream in random order, from another offset in every epoch, for ever."""
@@ -139,12 +137,14 @@ def train_family(
     model: GPT | None = None,
     *,
     fused: bool = True,
-    done: Callable[[float], bool] = lambda _: False,
+    done: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
     device = corpus.streams["train"].device
     torch.manual_seed(family.seed)
-    fresh = GPT(vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads)
+    fresh = GPT(
+        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
+    )
     if family.init == "torch":
         for module in fresh.modules():
             if isinstance(module, nn.Linear):
@@ -158,7 +158,7 @@ def train_family(
     run.advance(common)
     start = run.snapshot() if common else None
     for sparsity in family.sparsities:
-        if done(sparsity):
+        if family.key(sparsity) in done:
             continue
         if start is None:
             model.load_state_dict(fresh.state_dict())
@@ -176,9 +176,7 @@ def _can_share(family: Family) -> bool:
     return len(family.sparsities) > 1 and family.method != "rigl"
 
 
-def _pruning(
-    optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape
-) -> GradualPruning | None:
+def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape) -> GradualPruning | None:
     if sparsity == 0:
         return None
     schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}

@@ -212,10 +212,14 @@ def test_a_training_that_diverges_is_named():
     torch.manual_seed(0)
     w = torch.nn.Parameter(torch.randn(20))
     optimizer = MirrorDescent([w], lr=0.1, momentum=0.9)
-    with pytest.warns(UserWarning, match=r"weights of a group with p = 1.1 are inf or nan: lower lr.*normalize"):
+
+    def train() -> None:
         for _ in range(64):
             w.grad = w.detach() ** 3
             optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"weights of a group with p = 1.1 are inf or nan: lower lr.*normalize"):
+        train()
 
 
 def test_options_are_checked_before_parameters():

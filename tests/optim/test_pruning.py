@@ -183,7 +183,7 @@ def test_without_named_groups_it_asks_what_to_prune():
 
 
 def test_regrowth_without_gradients_says_so():
-    model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.5, start=0.0, regrow=0.1, every=1)
+    _, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.5, start=0.0, regrow=0.1, every=1)
     optimizer.zero_grad()
     with pytest.raises(AttsvmError, match="zero_grad"):
         pruning.step()

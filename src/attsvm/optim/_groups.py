@@ -78,7 +78,8 @@ def param_groups(
     Parameters are told apart by their module's type, their shape and the last part of their name (``q_proj``,
     ``c_attn``, ``Wqkv``, ``to_kv``, ``in_proj_weight``, …), never by their values, so a checkpoint finds the same
     groups. A single query, key or value needs others beside it, or something called attention around it. LoRA's B,
-    which starts at 0, is a vector. Tied weights appear once; one tied to an embedding is an embedding. Frozen parameters are left out.
+    which starts at 0, is a vector. Tied weights appear once; one tied to an embedding is an embedding. Frozen
+    parameters are left out.
 
     Args:
         model: any module.
@@ -154,6 +155,11 @@ def describe_groups(groups: Optimizer | Iterable[Mapping[str, Any]], file: TextI
         print("  ".join([*cells, row[-1]]), file=file or sys.stdout)
 
 
+def matrices_of(model: nn.Module) -> list[tuple[str, Tensor, str]]:
+    """Name, weight and kind of what is pruned: the groups "attention" and "matrices", frozen or not."""
+    return [entry for entry in _sorted_parameters(model, {}, frozen=True) if entry[2] in ("attention", "matrices")]
+
+
 def _check_options(options: Mapping[str, Any], of_kinds: Mapping[str, Any]) -> None:
     wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
     if wrong is not None:
@@ -182,8 +188,10 @@ def _check_kinds(kinds: Mapping[str, str], names: set[str]) -> None:
             raise AttsvmError(f"kinds: {pattern!r} occurs in the name of no parameter: correct it or leave it out.")
 
 
-def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[tuple[str, Tensor, str]]:
-    """Every trainable parameter once, with its first name and its kind."""
+def _sorted_parameters(
+    model: nn.Module, kinds: Mapping[str, str], frozen: bool = False
+) -> Iterator[tuple[str, Tensor, str]]:
+    """Every parameter that is trainable, or `frozen` too, once, with its first name and its kind."""
     _check_kinds(kinds, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     found: dict[Tensor, dict[str, str]] = {}  # the kind by its name: a tied weight has several
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -192,7 +200,7 @@ def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[t
             name = f"{path}.{own}" if path else own
             if is_lazy(param):
                 raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
-            if param.requires_grad:
+            if param.requires_grad or frozen:
                 owner = modules[_PARAMETRIZED.sub("", name)] if _PARAMETRIZED.search(name) else module
                 found.setdefault(param, {})[name] = _kind(name, owner, param, modules)
     for param, by_name in found.items():
