@@ -60,7 +60,7 @@ def main(data: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, splits in (("imdb", imdb_texts(data / "imdb.parquet")), ("wikitext-2", wikitext(data / "wikitext-2"))):
         streams = {split: encode(texts, tokenizer) for split, texts in splits.items()}
-        np.savez_compressed(out / f"{name}.npz", **streams)
+        np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
 
 

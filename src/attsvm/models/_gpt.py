@@ -62,13 +62,14 @@ class GPT(nn.Module):
         hidden = 4 * width if hidden is None else as_count("hidden", hidden)
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)
-        self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))
+        blocks = [_Block(width, hidden, heads, dropout) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, bias=False)
         self.dropout = nn.Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-        for block in self.blocks:
+        for block in blocks:
             for writes in (block.out, block.contract):
                 nn.init.normal_(writes.weight, std=0.02 / math.sqrt(2 * layers))
 

@@ -19,7 +19,7 @@ from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundin
 from attsvm.optim._shards import gradient, local
 
 Tensors = list[Tensor]
-Masks = list[Tensor | None]
+Masks = Sequence[Tensor | None]
 # Options that states saved by earlier versions may lack.
 _LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
 FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan

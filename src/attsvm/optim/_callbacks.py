@@ -66,7 +66,7 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
         from pytorch_lightning import Callback
     except ImportError:
         try:
-            from lightning.pytorch import Callback
+            from lightning.pytorch import Callback  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise AttsvmError("lightning_pruning needs Lightning: install pytorch-lightning.") from error
 

@@ -1,6 +1,6 @@
 """When the Triton kernels are used, and what they are given."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -58,7 +58,7 @@ def launches(
     weights: list[Tensor],
     grads: list[Tensor],
     mirrors: list[Tensor],
-    masks: list[Tensor | None],
+    masks: Sequence[Tensor | None],
     *states: list[Tensor],
     lr: float | Tensor,
     pull: float | Tensor,

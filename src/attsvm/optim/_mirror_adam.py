@@ -205,18 +205,18 @@ def mirror_adam(
     eps: float,
     weight_decay: float,
     maximize: bool,
-    masks: Masks | None = None,
+    masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
 ) -> None:
     """The arithmetic of :class:`MirrorAdam`.
 
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
-    ``rests[i] is mirrors[i]`` where no roundings are kept. ``masks[i]`` may be None.
+    ``rests[i] is mirrors[i]`` where no roundings are kept. ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
     lr = step_lr(lr)
     pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
-    masks = masks or [None] * len(params)
+    masks = masks or [None for _ in params]
     if fused:
         states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
         _fused_mirror_adam(params, grads, *states, lr, pull, a, threshold, beta1, beta2, eps, maximize, capturable)

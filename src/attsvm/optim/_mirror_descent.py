@@ -217,7 +217,7 @@ def mirror_descent(
     nesterov: bool,
     weight_decay: float,
     maximize: bool,
-    masks: Masks | None = None,
+    masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
 ) -> None:
@@ -226,11 +226,11 @@ def mirror_descent(
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
     ``rests[i] is mirrors[i]`` where no roundings are kept;
     ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none;
-    ``masks[i]`` may be None.
+    ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
     lr = step_lr(lr)
     pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
-    masks = masks or [None] * len(params)
+    masks = masks or [None for _ in params]
     if fused:
         states = mirrors, masks, momentum_buffers, norms
         _fused_mirror_descent(params, grads, *states, lr, pull, a, threshold, momentum, nesterov, maximize, capturable)

@@ -181,7 +181,11 @@ def apart(theta: Tensor, rest: Tensor, l1: L1) -> Tensor:
 
 def shrink(x: Tensor, bound: float | Tensor) -> None:
     """The soft threshold: x towards 0 by `bound`, and 0 where it is no larger. nan stays nan."""
-    x.sub_(x.clamp(-bound, bound))
+    x.sub_(_clipped(x, bound))
+
+
+def _clipped(x: Tensor, bound: float | Tensor) -> Tensor:
+    return torch.clamp(x, -bound, bound)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def shrink_pair(x: Tensor, low: Tensor, bound: float | Tensor) -> None:
@@ -191,7 +195,7 @@ def shrink_pair(x: Tensor, low: Tensor, bound: float | Tensor) -> None:
         return
     value = x + low
     inside = value.abs() <= bound
-    low.sub_(value.clamp_(-bound, bound))
+    low.sub_(_clipped(value, bound))
     x.masked_fill_(inside, 0)
     low.masked_fill_(inside, 0)
 

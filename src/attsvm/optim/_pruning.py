@@ -101,8 +101,9 @@ class GradualPruning:
         self.params = [param for _, param in named]
         self._units = _units(named, structure, heads)
         self._masks: dict[Tensor, Tensor] = {}
-        self._own = not isinstance(self.optimizer, MirrorOptimizer)
-        if self._own:
+        # Mirror optimizers keep the masks themselves.
+        self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
+        if self._mirror is None:
             self.optimizer.register_step_post_hook(lambda *_: self._apply())
         self.count = 0
         if self.first == 0:
@@ -128,7 +129,7 @@ class GradualPruning:
 
     def masks(self) -> dict[Tensor, Tensor]:
         """The mask of every pruned parameter: True is kept."""
-        if self._own:
+        if self._mirror is None:
             return dict(self._masks)
         return {param: self.optimizer.state[param][MASK] for param in self.params if self._mask(param) is not None}
 
@@ -147,12 +148,12 @@ class GradualPruning:
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         self.count = state_dict["count"]
-        if not self._own and state_dict["masks"]:
+        if self._mirror is not None and state_dict["masks"]:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self._masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
 
     def _mask(self, param: Tensor) -> Tensor | None:
-        return self._masks.get(param) if self._own else self.optimizer.state.get(param, {}).get(MASK)
+        return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
 
     @torch.no_grad()
     def _apply(self) -> None:
@@ -164,13 +165,13 @@ class GradualPruning:
     @torch.no_grad()
     def _set(self, param: Tensor, mask: Tensor) -> None:
         """`mask` is of the local part of the parameter."""
-        if self._own:
+        if self._mirror is None:
             self._masks[param] = self._masks[param] if param in self._masks else _as_mask(param, None)
             local(self._masks[param]).copy_(mask)
         else:
             whole = _as_mask(param, None)
             local(whole).copy_(mask)
-            self.optimizer.set_mask(param, whole)
+            self._mirror.set_mask(param, whole)
 
     @torch.no_grad()
     def _prune(self, share: float) -> None:
@@ -184,7 +185,7 @@ class GradualPruning:
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
                     self._set(param, mask)
-        if self._own:
+        if self._mirror is None:
             self._apply()
 
     @torch.no_grad()
@@ -220,7 +221,7 @@ class GradualPruning:
     def _wake(self, param: Tensor, grad: Tensor, back: Tensor, size: float) -> None:
         """Near p = 1 a weight at 0 hardly moves: there it starts at `size`, downhill."""
         p = next((g.get("p", 2.0) for g in self.optimizer.param_groups if any(param is q for q in g["params"])), 2.0)
-        if self._own or p >= 2:
+        if self._mirror is None or p >= 2:
             return
         weight = local(param.detach())
         weight.copy_(torch.where(back, -size * grad.sign().to(weight.dtype), weight))

@@ -6,6 +6,7 @@ TABLE, a table of addresses: many small tensors in one launch.
 
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 
 from collections.abc import Sequence
 from typing import Any
