@@ -10,17 +10,16 @@ from attsvm.data import TokenData
 from attsvm.diagnostics._assumptions import Check
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import MarginProblem, att_svm, head_svm, solve
+from attsvm.tolerances import CHOICES, SHARP
 
-ENUMERATE = 4096
-"""Up to this many token choices per trial, Assumption D is checked for all of them."""
 BLOCK = 4096
 """SVMs stated at once."""
 SCALES = (-1.0, 2.0)
 """Powers of ten between which the norms of random W lie, in units of ‖W_mm‖: from blurred to saturated softmax."""
 
 
-SHARP, SATURATED = 1e-12, 1e-6
-"""Relative gap of the label SVMs, and 1 − s_α below which their differences are not used."""
+SATURATED = 1e-6
+"""1 − s_α below which differences of label margins are not used."""
 
 
 def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: int = 1024, seed: int = 0) -> Check:
@@ -33,7 +32,7 @@ def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: i
     opt = data.optimal_tokens()
     queries = data.n * data.K
     count = data.T**queries
-    if count <= ENUMERATE:
+    if count <= CHOICES:
         digits = torch.arange(count)[:, None] // data.T ** torch.arange(queries) % data.T
         choices, looked_at = digits.reshape(-1, data.n, data.K), None
     else:

@@ -11,10 +11,7 @@ from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
 from attsvm.svm import MarginProblem, MaxMargin, Status, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
-"""SVMs are solved to the relative gap 1e-12, because W is known only to the root of the gap. Where rounding prevents
-that, a gap of 1e-9 counts as solved."""
+from attsvm.tolerances import CERTIFIED, SHARP
 
 
 def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:

@@ -25,10 +25,7 @@ from attsvm.dynamics import MirrorDescent, Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.objective import step_convexity
 from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, head_svm
-
-REACHED = 1e-2
-"""Direction error up to which a limit counts as reached: a correlation of 0.99, which TF-as-SVM (Section 6) calls a
-strong prediction. For p = 2 the directional Bregman divergence is the same number, 1 − correlation."""
+from attsvm.tolerances import REACHED
 
 STEPS_CHECKED = 16
 """Recorded steps, at most, on which the convexity of ψ − ηL is checked."""

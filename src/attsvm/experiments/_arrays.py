@@ -8,8 +8,7 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.geometry import Geometry
 from attsvm.svm import MaxMargin, att_svm, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
+from attsvm.tolerances import SHARP
 
 
 def array(x: Tensor) -> np.ndarray:

@@ -18,11 +18,7 @@ from attsvm.objective import as_loss
 from attsvm.paths._branches import Cone, Solver, global_branch, local_branch
 from attsvm.progress import progress_bar
 from attsvm.svm import MaxMargin, att_svm, head_svm, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
-"""Limits are solved to the relative gap 1e-12, because W is known only to its root; a gap of 1e-9 still counts."""
-CHOICES = 4096
-"""Up to this many token choices per trial, the largest label margin is searched among all of them."""
+from attsvm.tolerances import CERTIFIED, CHOICES, SHARP
 
 
 @dataclass(frozen=True, eq=False)

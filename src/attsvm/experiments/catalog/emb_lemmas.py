@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from attsvm.data import TokenData
-from attsvm.diagnostics import gradient, misalignment
+from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.embeddings import Embeddings, Sequences, descend, initial_embeddings, signed_frequency, single_important
 from attsvm.experiments._arrays import array, limit
@@ -18,6 +18,7 @@ from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import ratio_checks, ratio_figure
+from attsvm.objective import gradient
 
 N, T, IMPORTANT, IRRELEVANT = 8, 4, 2, 5
 STATED, MODERATE = "(10) holds", "d = 256, η₀ = 50"
