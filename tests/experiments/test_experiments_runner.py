@@ -68,7 +68,6 @@ def interrupted(params: Params, trials: range, device: str, work: Path | None = 
     """Fails once in every batch, after it has kept something."""
     assert work is not None
     if not (work / "kept").is_file():
-        work.mkdir()
         (work / "kept").write_text(str(trials.start))
         raise AttsvmError("cut off")
     return {"kept": np.full(len(trials), int((work / "kept").read_text()))}

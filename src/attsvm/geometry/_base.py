@@ -77,6 +77,10 @@ class Geometry(ABC):
         """The blocks of a d × e matrix that make this norm, if it is one of those; then `solve` needs no smoothness."""
         return None
 
+    def strictly_convex(self, d: int, e: int) -> bool:
+        """Whether the unit ball of d × e matrices is known to have no flat part, so that solutions are unique."""
+        return False
+
     def gradient(self, W: Tensor) -> Tensor:
         """∇½‖W‖², same shape."""
         return derivative(lambda V: self.norm(V).square() / 2, W)

@@ -46,10 +46,12 @@ MODULES = (
     "md_vit",
     "emb_lemma2",
     "emb_thm5",
+    "emb_lemmas",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "map_rules",
 )
 
 CATALOG: dict[str, Experiment] = {}
