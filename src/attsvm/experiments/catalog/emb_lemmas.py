@@ -79,7 +79,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     bound = 2 + 11 * eta * d**-0.25
     important = torch.zeros(N, 1, dtype=torch.long)  # the first token of every sequence
     solution = limit(cls, important, "l2")
-    drawn = Gaussian(1.0, seed=4, trials=trials).draw(cls.B, {"W": (cls.d, 1)})["W"].to(cls.X)
+    drawn = Gaussian(1.0, seed=4).draw(torch.tensor(trials), {"W": (cls.d, 1)})["W"].to(cls.X)
     # Random p of moderate logits, so that all of the softmax counts.
     random = drawn / cls.logits(drawn).abs().amax((1, 2, 3))[:, None, None] * 3
     found = {
