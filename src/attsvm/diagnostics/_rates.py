@@ -12,6 +12,8 @@ WINDOW = 0.5
 tokens were chosen, not how the direction settles."""
 FIRST_STEP = 16
 """Steps below this are never fitted: log log k must be positive and move slowly."""
+RESOLVED = 1e-12
+"""Divergences below are rounding, and so are not fitted: the solution itself is known to a gap of 1e-12."""
 MIN_POINTS = 4
 """A slope through fewer points is not reported."""
 
@@ -62,7 +64,7 @@ def fit_rate(steps: Tensor, divergence: Tensor, p: float | None = None) -> Rate:
     k = steps.to(divergence.device).double()
     last = k.max().clamp(min=1) if len(k) else k.new_ones(())
     window = (k >= FIRST_STEP) & (k >= last**WINDOW)
-    usable = window[:, None] & (divergence > 0) & divergence.isfinite()
+    usable = window[:, None] & (divergence > RESOLVED) & divergence.isfinite()
     k = k.clamp(min=FIRST_STEP)
     log_D = torch.where(usable, divergence, 1.0).log()
     points = usable.sum(0)
