@@ -11,6 +11,7 @@ theorem: to how many runs it applies, how many of these contradict it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attsvm import Gaussian, LinearHead, TokenData, Trajectory, att_svm, solve, train, verdict
+from attsvm import AttsvmError, Gaussian, LinearHead, TokenData, Trajectory, att_svm, solve, train, verdict
 from attsvm.diagnostics import is_globally_optimal, is_locally_optimal, lipschitz_constant, misalignment
 from attsvm.search import cone_start
 
@@ -70,9 +71,9 @@ def judged_run(data: TokenData, rng: np.random.Generator) -> tuple[Trajectory, d
     if parameterization == "W" and rng.random() < 0.2:  # inside the cone of the optimal tokens, where there is one
         opt = data.optimal_tokens()
         fine = is_locally_optimal(data, opt, solve(att_svm(data, opt), geometry, tol=1e-12))
-        if bool(fine.any()):
+        with contextlib.suppress(AttsvmError):  # nothing to separate
+            options["init"] = cone_start(data[fine], geometry=geometry, lr=options["lr"], loss=options["loss"])
             data = data[fine]
-            options["init"] = cone_start(data, geometry=geometry, lr=options["lr"], loss=options["loss"])
     record = ("W", "loss", "norm")
     run = train(data, geometry, parameterization, steps=STEPS, record=record, compile=False, **options)
     return run, options
@@ -80,14 +81,12 @@ def judged_run(data: TokenData, rng: np.random.Generator) -> tuple[Trajectory, d
 
 def every_choice_feasible(data: TokenData) -> torch.Tensor:
     """(B,), for the choices that the masks allow."""
-    queries = data.n * data.K
-    fine = torch.ones(data.B, dtype=torch.bool)
-    for choice in itertools.islice(itertools.product(range(data.T), repeat=queries), CHOICES):
-        tokens = torch.tensor(choice).reshape(1, data.n, data.K).expand(data.B, -1, -1)
-        allowed = data.mask.gather(-1, tokens[..., None]).flatten(1).all(1)
-        tokens = torch.where(data.mask.gather(-1, tokens[..., None])[..., 0], tokens, data.optimal_tokens())
-        fine &= solve(att_svm(data, tokens)).solved | ~allowed
-    return fine
+    choices = list(itertools.islice(itertools.product(range(data.T), repeat=data.n * data.K), CHOICES))
+    tokens = torch.tensor(choices).reshape(-1, data.n, data.K).repeat(data.B, 1, 1)
+    many = data[torch.arange(data.B).repeat_interleave(len(choices))]
+    seen = many.mask.gather(-1, tokens[..., None])[..., 0]
+    solved = solve(att_svm(many, torch.where(seen, tokens, many.optimal_tokens()))).solved
+    return (solved | ~seen.flatten(1).all(1)).reshape(data.B, -1).all(1)
 
 
 def contradictions(run: Trajectory, options: dict[str, Any], samples: int) -> dict[str, tuple[int, int]]:

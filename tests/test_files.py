@@ -104,9 +104,9 @@ def _npy(shape: str, content: bytes = b"", descr: str = "<f8") -> bytes:
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ({"X.npy": _npy("(1000000000000,)")}, "has not the size that its shape"),
-        ({"X.npy": _npy("(1,)", bytes(800))}, "has not the size that its shape"),
-        ({"X.npy": _npy("(-1,)", bytes(8))}, "has not the size|negative"),
+        ({"X.npy": _npy("(1000000000000,)")}, "does not have the size that its shape"),
+        ({"X.npy": _npy("(1,)", bytes(800))}, "does not have the size that its shape"),
+        ({"X.npy": _npy("(-1,)", bytes(8))}, "does not have the size|negative"),
         ({"X.npy": _npy("(1,)", bytes(8), "|O")}, "Python objects or records"),
         ({"X.txt": b"a"}, "must hold .npy files"),
     ],

@@ -1,6 +1,7 @@
 """What people install works: wheel and sdist build without network, are complete, and the wheel runs elsewhere."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -82,3 +83,12 @@ def test_the_sdist_holds_what_its_tests_need(tmp_path: Path) -> None:
     assert {f"src/{path}" for path in SOURCES} <= inside
     tests = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
     assert tests <= inside
+
+
+def test_changelog_and_citation_are_of_this_version() -> None:
+    release = re.search(r"^## (\S+) – (\d{4}-\d{2}-\d{2})$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert release is not None
+    citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
+    assert f"version: {release[1]}" in citation
+    assert f"date-released: {release[2]}" in citation
+    assert release[1] == attsvm.__version__

@@ -26,7 +26,19 @@ from attsvm.data import (
 from attsvm.diagnostics import Verdict, verdict
 from attsvm.dynamics import Gaussian, Growing, MirrorDescent, Near, Trajectory, train
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, parse_geometry
+from attsvm.geometry import (
+    Frobenius,
+    Geometry,
+    Group,
+    Hybrid,
+    Lp,
+    Mahalanobis,
+    Nuclear,
+    Part,
+    Schatten,
+    Spectral,
+    parse_geometry,
+)
 from attsvm.objective import Loss
 from attsvm.paths import RegularizationPath, regularization_path
 from attsvm.svm import (
@@ -39,6 +51,7 @@ from attsvm.svm import (
     gen_svm,
     head_svm,
     label_margin,
+    margin_efficiency,
     solve,
     token_margin,
 )
@@ -67,19 +80,25 @@ __all__ = [
     "Frobenius",
     "Gaussian",
     "Geometry",
+    "Group",
     "Growing",
     "Head",
+    "Hybrid",
     "LinearHead",
     "Loss",
     "Lp",
     "MLPHead",
+    "Mahalanobis",
     "MarginProblem",
     "MaxMargin",
     "MirrorDescent",
     "Near",
     "Nuclear",
+    "Part",
     "QuadraticHead",
     "RegularizationPath",
+    "Schatten",
+    "Spectral",
     "Status",
     "TokenData",
     "Trajectory",
@@ -95,6 +114,7 @@ __all__ = [
     "head_svm",
     "label_margin",
     "load",
+    "margin_efficiency",
     "orthonormal",
     "parse_geometry",
     "regularization_path",

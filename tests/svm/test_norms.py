@@ -15,7 +15,19 @@ from oracles import assert_farkas, dense, feasible
 from test_certificates import assert_true, fuzzer, planted, planted_tokens
 from torch import Tensor
 
-from attsvm import AttsvmError, Geometry, Lp, MarginProblem, TokenData, att_svm, finite_part, gen_svm, solve, sphere
+from attsvm import (
+    AttsvmError,
+    Geometry,
+    Lp,
+    MarginProblem,
+    TokenData,
+    att_svm,
+    finite_part,
+    gen_svm,
+    margin_efficiency,
+    solve,
+    sphere,
+)
 from attsvm.geometry import Group, Hybrid, Mahalanobis, Part, Schatten, Spectral
 
 SIZES = [(6, 8, 10), (5, 5, 4), (5, 5, 20)]
@@ -204,3 +216,21 @@ def test_masked_and_duplicate_tokens() -> None:
         assert [str(s) for s in solution.status] == ["solved", "solved", "infeasible"]
         small = solve(att_svm(TokenData.cross(X[:1, :, :3], Z[:1]), [0, 0, 0]), geometry)
         assert small.norm.item() == pytest.approx(solution.norm[0].item(), rel=2e-9)
+
+
+def test_margin_efficiency_and_uniqueness() -> None:
+    data = sphere(4, 5, 6, trials=5, seed=3)
+    problem = att_svm(data)
+    for name, unique in (("l2", True), ("l1.5", True), ("schatten3", True), ("l1", False), ("spectral", False)):
+        solution = solve(problem, name)
+        assert (solution.unique == unique).all()
+        own = margin_efficiency(7.0 * solution.W, solution)
+        assert ((own >= 1 - 1e-8) & (own <= 1 + 1e-12)).all()
+        others = solution.efficiency(solve(problem, "l3").W)
+        assert ((others > 0) & (others <= own + 1e-12)).all()
+        assert (solution.efficiency(-solution.W) < 0).all()
+        assert (solution.efficiency(torch.zeros(6, 6)) == 0).all()
+    assert solve(MarginProblem.from_rows(np.eye(3)), "nuclear").unique.all()
+    infeasible = solve(MarginProblem.from_rows([[1.0, 0], [-1, 0]]), "l2")
+    assert infeasible.efficiency(torch.ones(2, 1)).isnan().all()
+    assert not infeasible.unique.any()

@@ -322,7 +322,7 @@ def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patched.setattr(_transformer, "_told", lambda *_: interrupt)
         stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
     assert stopped.exit_code == 130
-    assert "the same command goes on from there" in stopped.output
+    assert "the same command resumes it" in stopped.output
     assert (tmp_path / "cut" / "checkpoint.safetensors").is_file()
     assert CliRunner().invoke(_transformer.app, ["fit", *cut]).exit_code == 0
     a, b = (load_model(tmp_path / name).state_dict() for name in ("straight", "cut"))

@@ -277,7 +277,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         ([str(words), *found], "labels must be 0 or 1, but the column holds"),
         ([str(one), *found], "no row whose split is 'test'"),
         ([str(numbers), *found], "'split' must hold texts, but it holds int64"),
-        ([str(lists), *found], "'label' must hold one label a row, but it holds list"),
+        ([str(lists), *found], "'label' must hold one label per row, but it holds list"),
         ([str(short)], "must have a label for every image, but it has 6 and 4"),
         ([str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
         ([str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from attsvm.errors import AttsvmError
 
 INCOMPLETE = 3
-"""Exit status of a run that wrote its results, but not all that was asked for is there."""
+"""Exit status of a run that wrote its results, but not everything that was asked for."""
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line; wrong input ends with one sentence on standard error and exit status 1."""
-    if sys.stdout is None:  # closed by who started this: what is printed goes nowhere
+    if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     try:
         _load()()

@@ -53,6 +53,6 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # On the small tensors of these problems more threads cost more than they give.
+    # On the small tensors of these problems, more threads cost more than they gain.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -35,7 +35,7 @@ def report_command(
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}", highlight=False)
     if others := strangers(runs, own):
-        output.print(f"left out: {', '.join(others)}; name their files to have them in the page", highlight=False)
+        output.print(f"left out: {', '.join(others)}; name their files to include them", highlight=False)
     if show and _has_display():
         webbrowser.open(out.resolve().as_uri())
 

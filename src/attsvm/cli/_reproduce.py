@@ -23,7 +23,7 @@ def reproduce_command(
         list[str] | None, typer.Argument(help="Ids, all, or own files, ./mine.py.", show_default=False)
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds an experiment.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds per experiment.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the rows; what is there already is not computed again.")] = Path(
         "runs"
     ),
@@ -31,7 +31,7 @@ def reproduce_command(
         int | None,
         typer.Option(
             min=0,
-            help="Local processes; 0 computes in this one. If not given, one a core, or 0 on a GPU.",
+            help="Local processes; 0 computes in this one. If not given, one per core, or 0 on a GPU.",
         ),
     ] = None,
     scheduler: Annotated[
@@ -65,7 +65,7 @@ def reproduce_command(
     if device != "cpu" and jobs is None:
         as_device(device)
         if scheduler is not None:
-            raise AttsvmError(f"--device {device} is of this machine: leave --scheduler out.")
+            raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
         workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
     run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
@@ -76,7 +76,7 @@ def reproduce_command(
         output = console()
         output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run", highlight=False)
         output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …", highlight=False)
-        output.print("bring the folder back, and give this command again.", highlight=False)
+        output.print("bring the folder back, and run this command again.", highlight=False)
         raise typer.Exit(INCOMPLETE)
     if not _judge(chosen, out, [name for name in experiments if name.endswith(".py")]):
         raise typer.Exit(INCOMPLETE)
@@ -115,7 +115,7 @@ def _unfinished(experiments: list[Experiment], out: Path) -> int:
 
 
 def _judge(experiments: list[Experiment], out: Path, files: list[str]) -> bool:
-    """Print what came of every experiment; did all checks pass, or fail for a reason that is given?"""
+    """Print the result of every experiment; did all checks pass, or fail for a reason that is given?"""
     from attsvm.experiments import fine, read_stored, verdict_line
 
     table = Table("experiment", "seconds", "verdict")

@@ -172,7 +172,7 @@ def predict_command(
 def explain_command(
     model: Model,
     texts: Annotated[
-        list[str], typer.Argument(help="Texts, in quotation marks; - reads one a line.", show_default=False)
+        list[str], typer.Argument(help="Texts, in quotation marks; - reads one per line.", show_default=False)
     ],
     html: Annotated[Path | None, typer.Option(help="Page to write, with the words highlighted.")] = None,
     label: Annotated[str | None, typer.Option(help="Class to explain; the predicted one if not given.")] = None,

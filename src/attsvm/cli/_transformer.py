@@ -63,7 +63,7 @@ _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "v
 def fit_command(
     context: typer.Context,
     data: DataArgument,
-    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     tokenizer: TokenizerOption = None,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
@@ -79,18 +79,18 @@ def fit_command(
     weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images 6")] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads a layer.", show_default="as layers, images 8")
+        int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8")
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width.", show_default="384, images 512")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width inside.", show_default="1536, images 512")] = None,
     dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
     length: LengthOption = 512,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width that images are brought to; 48, built-in images 8.")
+        int | None, typer.Option(min=1, help="Height and width to which images are scaled; 48, built-in images 8.")
     ] = None,
     patch: Annotated[int, typer.Option(min=1, help="Height and width of a patch.")] = 4,
     images: ImagesOption = False,
-    batch: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 100,
     epochs: Annotated[int, typer.Option(min=1, help="Most epochs.")] = 200,
     stop: Annotated[float, typer.Option(min=0, help="Stop once the train accuracy of an epoch is this.")] = 0.995,
     loss: Annotated[Loss, typer.Option(help="Over the batch; the paper's code sums.")] = Loss.sum,
@@ -141,7 +141,7 @@ def fit_command(
             loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
         )
     if fitted.stopped == "interrupted":
-        typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
+        typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
         raise KeyboardInterrupt
     if not speaks:
         return

@@ -9,10 +9,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Nuclear
 from attsvm.svm import MaxMargin
-
-RANK_RTOL = 1e-4
-"""A singular value counts above this fraction of the largest: a solution certified to a gap of 1e-9 is known to
-about its root, 3e-5, and below that singular values are noise of the solver."""
+from attsvm.tolerances import RANK
 
 
 def correlation(W: Tensor, V: Tensor) -> Tensor:
@@ -69,7 +66,7 @@ def margin_ratio(data: TokenData, tokens: Any, W: Tensor, geometry: Geometry, so
     return torch.where(smallest == torch.inf, 1.0, torch.where(solution.solved, ratio, torch.nan))
 
 
-def numerical_rank(W: Tensor, rtol: float = RANK_RTOL) -> Tensor:
+def numerical_rank(W: Tensor, rtol: float = RANK) -> Tensor:
     """Number of singular values above rtol·σ₁, long (...); 0 for W = 0."""
     if not 0 <= rtol < 1:
         raise AttsvmError(f"rtol must be in [0, 1), but got {rtol}.")

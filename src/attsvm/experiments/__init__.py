@@ -1,5 +1,5 @@
 """Experiments: a grid, a function that makes rows, and checks of them. All figures and theorems of the papers are in
-the catalog; `run` takes one of these or your own, and `write_template` begins one.
+the catalog; `run` takes one of these or your own, and `write_template` starts a new one.
 """
 
 from importlib import import_module

@@ -58,7 +58,7 @@ class Experiment:
     """A claim, such as a figure or theorem of a paper, and how to see whether it holds.
 
     id, title      "svm-fig7", and a short name
-    statement      the claim: what must come out
+    statement      the claim: what should come out
     paper          where it is: "TF-as-SVM, Figure 7"; empty if the claim is your own
     grid           parameters by name; every combination is a cell, unless `only` refuses it
     run            (params, trials, device) → columns of these trials; a trial's numbers may depend on its own number
@@ -67,18 +67,18 @@ class Experiment:
                    notebook run in its own process.
     figure         rows → matplotlib figure; that of a paper in its layout
     checks         rows → the statements that must hold
-    trials, quick  trials a cell, in full and with --quick
+    trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where one needs more
-    batch          trials a batch. The cuts are the same whatever runs them, so that rounding is too.
+    batch          trials per batch. The cuts are the same whatever runs them, and so is rounding.
     quick_grid     grid entries that --quick replaces
-    cost           seconds a trial, roughly: for the time left, and to start long batches first
-    needs          names of the data sets it takes from outside: "imdb"
-    accepts        names of those it uses if they are given
+    cost           rough seconds per trial: for the time left, and to start long batches first
+    needs          names of the data sets that it needs, such as "imdb"
+    accepts        names of data sets that it uses if they are given
     rows_of        id of the experiment whose rows these are, where two figures show the same runs
     checkpoints    `run` takes a keyword `work`, None or a folder of this batch alone: what it keeps there outlives a
-                   kill, and goes when the batch is done
-    version        to be raised when `run` changes: old rows then count no more
-    remark         where ours and the paper's differ, and why
+                   kill, and is removed when the batch is done
+    version        raise it when `run` changes: old rows then no longer count
+    remark         where we differ from the paper, and why
     """
 
     id: str
@@ -116,7 +116,8 @@ class Experiment:
         return [cell for cell in cells if self.only is None or self.only(cell)]
 
     def data(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What of the given is this experiment's, by name: what it needs, and what it accepts if that is there."""
+        """The given data sets that this experiment uses, by name: those it needs, and those it accepts and are
+        there."""
         wanted = {name: given.get(name, "") for name in self.needs}
         return wanted | {name: given[name] for name in self.accepts if name in given}
 
@@ -147,7 +148,7 @@ class Batch:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that the numbers depend on, but for which trials these are."""
+        """All that the numbers depend on, except which trials these are."""
         identity = {
             "experiment": self.experiment.rows_of or self.experiment.id,
             "experiment_version": self.experiment.version,

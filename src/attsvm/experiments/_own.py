@@ -20,7 +20,7 @@ from attsvm.files import atomic_path, is_there
 def load_experiments(path: str | Path) -> list[Experiment]:
     """The experiments that a Python file defines. It is run, as `python FILE` would.
 
-    A file that says which ones (EXPERIMENT, or a list EXPERIMENTS) offers these; else all that it has by a name.
+    If the file defines EXPERIMENT, or a list EXPERIMENTS, these are meant; otherwise all that it has by a name.
     """
     place = Path(path).resolve()
     if not place.is_file():
@@ -30,9 +30,9 @@ def load_experiments(path: str | Path) -> list[Experiment]:
 
 
 def write_template(name: str, path: Path | None = None) -> Path:
-    """A file with an experiment that runs as it is, to be changed into one's own."""
+    """Write a file with an experiment that runs as it is, to be changed into your own."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,60}", name):
-        raise AttsvmError(f"the name must be of lower-case letters, digits and hyphens, but got {name!r}.")
+        raise AttsvmError(f"the name must consist of lower-case letters, digits and hyphens, but got {name!r}.")
     path = Path(f"{name.replace('-', '_')}.py") if path is None else path
     if path.suffix != ".py":
         raise AttsvmError(f"an experiment is a Python file: {path} must end in .py.")

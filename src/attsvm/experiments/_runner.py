@@ -169,7 +169,7 @@ def _finished(
     waiting = iter(list(todo))
     while todo:
         while len(running) < limit and (batch := next(waiting, None)) is not None:
-            with without_interrupts():  # this may start a worker, and Ctrl-C is the runner's affair
+            with without_interrupts():  # this may start a worker, and Ctrl-C is for the runner
                 running[executor.submit(run_batch, *handing.arguments(batch))] = batch
         for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
             done = future.result()
@@ -192,7 +192,7 @@ def _pooled(todo: list[Batch], workers: int, handing: _Handing) -> Iterator[tupl
                 if losses >= RETRIES:
                     raise AttsvmError(
                         f"workers were killed {losses} times in a row (out of memory?), {len(todo)} batches are left: "
-                        "give the same command again to go on, with fewer --workers."
+                        "run the same command again, with fewer --workers, to resume."
                     ) from error
 
 
@@ -245,7 +245,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
         from distributed import Client
     except ImportError as error:
         raise AttsvmError("--scheduler needs Dask: pip install 'attsvm[dask]'.") from error
-    gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it and give the same command again.")
+    gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it, and run the same command again.")
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
@@ -303,9 +303,9 @@ def run(
 
     Args:
         experiment: what to run.
-        out: folder for the rows, as that of `attsvm reproduce`.
+        out: folder for the rows, as for `attsvm reproduce`.
         quick: few trials.
-        workers: processes; 0 computes in this one. They need an experiment that stands in a file.
+        workers: processes; 0 computes in this one. They need an experiment that is in a file.
         device: cpu, cuda, …
         data: paths of the data sets that it needs, by name.
         progress: show a bar.

@@ -1,4 +1,4 @@
-"""Rows in parquet files, one a batch, and the plan that says which files make up a run."""
+"""Rows in parquet files, one per batch, and the plan that says which files make up a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHAPE, _PROVENANCE, _TIMING = b"shape", b"attsvm", b"attsvm.timing"
 def write_batch(
     root: Path, batch: Batch, columns: Columns, where: Mapping[str, Any], timing: Mapping[str, Any]
 ) -> None:
-    """One parquet file, whole or not at all: parameters and columns a trial, provenance in its metadata."""
+    """One parquet file, whole or not at all: parameters and columns per trial, provenance in its metadata."""
     count = batch.stop - batch.start
     arrays: dict[str, Any] = {"trial": np.arange(batch.start, batch.stop)}
     # A cell without parameters of its own writes none.
@@ -174,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def _field(name: str, array: np.ndarray) -> tuple[pa.Field, pa.Array]:
-    """A column: numbers as they are, arrays a trial as lists of fixed length with their shape beside them."""
+    """A column: numbers as they are, arrays per trial as lists of fixed length with their shape beside them."""
     if array.ndim == 1:
         values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
         return pa.field(name, values.type), values

@@ -4,8 +4,8 @@ attsvm reproduce ID --device cuda --jobs FOLDER --data …     here: writes a .j
 python -m attsvm.experiments.jobs FOLDER --data NAME=PATH     there: computes them, a .npz file beside each
 attsvm reproduce ID --device cuda --jobs FOLDER --data …     here again: takes the results for its rows
 
-A job names an experiment of the catalog, or of an own file that is named there too (--experiment mine.py), and one of
-its batches. It holds no code, and no numbers that the experiment does not have itself.
+A job names an experiment of the catalog, or of a file of yours that is named there too (--experiment mine.py), and one
+of its batches. It holds no code, and no numbers that the experiment does not have itself.
 """
 
 from __future__ import annotations

@@ -60,5 +60,5 @@ EXPERIMENT = Experiment(
     trials=20,
     quick=4,
     batch=10,
-    version=1,  # raise it when `run` changes: rows of the old one then count no more
+    version=1,  # raise it when `run` changes: old rows then no longer count
 )

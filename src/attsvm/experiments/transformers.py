@@ -262,7 +262,7 @@ def there_are(figure: str, found: Mapping[int, Mapping[str, Runs]]) -> list[Chec
 def measured(rows: Rows, column: str = "gini") -> dict[int, dict[str, Runs]]:
     """Runs of the plain variant whose last weights were measured, by size and method, at each method's best rate.
 
-    Rates at which training came to its stopping rule go first: others may have lost by their last epoch what they had
+    Rates at which training reached its stopping rule go first: others may have lost by their last epoch what they had
     learned, so that their last weights say nothing.
     """
     found: dict[int, dict[str, Runs]] = {}

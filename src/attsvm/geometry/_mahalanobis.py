@@ -65,6 +65,9 @@ class Mahalanobis(Geometry):
     def inverse(self, theta: Tensor) -> Tensor:
         return self._times(self._inverse, theta)
 
+    def strictly_convex(self, d: int, e: int) -> bool:
+        return True
+
     def gradient(self, W: Tensor) -> Tensor:
         return self.mirror(W)
 

@@ -54,6 +54,9 @@ class Nuclear(Geometry):
     def dual_norm(self, G: Tensor) -> Tensor:
         return of_singular_values(G, lambda s: s[..., 0])
 
+    def strictly_convex(self, d: int, e: int) -> bool:
+        return min(d, e) == 1
+
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         return schatten_bound(W, error, 1.0)
 

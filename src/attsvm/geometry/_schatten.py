@@ -47,6 +47,9 @@ class Schatten(Geometry):
         """1 < p < ∞: there is a mirror map."""
         return 1 < self.p < inf
 
+    def strictly_convex(self, d: int, e: int) -> bool:
+        return self.smooth or min(d, e) == 1
+
     def has(self, *methods: str) -> bool:
         return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
 

@@ -1,4 +1,4 @@
-"""Pictures of one object on one pair of axes, given or new: what `plot()` of runs, verdicts and solutions draws."""
+"""One object on one pair of axes, given or new: what `plot()` of runs, verdicts and solutions draws."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and by their lightness in grey.
+# Okabe and Ito's colours: colour-blind readers can tell them apart, and in grey their lightness differs.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +57,7 @@ def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
 
 
 def import_matplotlib() -> Any:
-    """Imported where a figure is drawn: what only computes needs none."""
+    """Imported only where a figure is drawn: computing needs no matplotlib."""
     try:
         import matplotlib
         import matplotlib.figure

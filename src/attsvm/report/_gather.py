@@ -1,4 +1,4 @@
-"""What the page says of every experiment, computed from its rows."""
+"""What the page says about every experiment, computed from its rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Section:
 
     @property
     def explained(self) -> bool:
-        """Has nothing failed but where the paper errs?"""
+        """Has nothing failed except where the paper errs?"""
         return self.complete and not self.passed and fine(self.checks)
 
     @property

@@ -17,9 +17,8 @@ from attsvm.dynamics import Gaussian, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import att_svm, solve
+from attsvm.tolerances import CHOICES
 
-MOST = 4096
-"""Token choices up to which they are enumerated."""
 BLOCK = 2048
 """SVMs solved at once."""
 LR, STRIDE = 0.05, 0.02
@@ -104,8 +103,8 @@ def basins(
     starts, steps = as_count("starts", starts), as_count("steps", steps)
     spread = torch.tensor([as_real("scales", scale, least=0) for scale in scales], dtype=torch.float64)
     queries = data.n * data.K
-    if data.T**queries > MOST:
-        raise AttsvmError(f"data must have at most {MOST} token choices, T^(nK), but they have {data.T}^{queries}.")
+    if data.T**queries > CHOICES:
+        raise AttsvmError(f"data must have at most {CHOICES} token choices, T^(nK), but they have {data.T}^{queries}.")
     digits = torch.tensor(list(itertools.product(range(data.T), repeat=queries)))
     choices = digits.reshape(-1, data.n, data.K).to(data.device)
     C = len(choices)

@@ -51,6 +51,8 @@ def cone_start(
         raise AttsvmError(f"tokens must be locally optimal to have a cone, but those of trial {trial} are not.")
     c = constants(data, tokens, solution)
     R = radius(data, c, solution, loss, lr)
+    if not bool((R.isfinite() & (solution.norm > 0)).all()):
+        raise AttsvmError("data must have a token to separate in every trial to have a cone, but some have none.")
     noise = Gaussian(1.0, seed).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
     center, side = geometry.unit(solution.W), geometry.unit(noise)
     # The divergence grows with the lean: bisect for its share of μ₀/3, staying below.

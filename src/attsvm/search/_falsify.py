@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,16 +17,13 @@ from attsvm.errors import AttsvmError
 from attsvm.search._descent import Descent
 from attsvm.search._shrink import Instance, shrink
 
-LONGER = 16
-"""A violation must still be there, and no smaller, after so many times the steps."""
-
 
 @dataclass(frozen=True)
 class Counterexample:
     """One trial on which the hypotheses hold and the conclusion fails.
 
-    `slack` is the conclusion's value in float64, `confirmed` those with `digits` digits after the same steps and after
-    sixteen times as many. `looked_at` instances were trained up to the hit of slack `found`, which was then shrunk.
+    `slack` is the conclusion's value in float64, `confirmed` those with `digits` digits after the same steps and far
+    later on the curve of the run. `looked_at` instances were trained up to the hit of slack `found`, which was shrunk.
     """
 
     data: TokenData
@@ -69,8 +66,8 @@ def falsify(
     Numbers guide the search: every round trains `batch` instances that obey `given`, half of them fresh, half
     changes of those with the least slack so far. A violation is shrunk: sequences, tokens and coordinates are
     dropped, entries set to 0 or made smaller, as long as it stays a violation. What is left is confirmed with
-    `digits` digits: the conclusion fails after the same steps and, no less, after sixteen times as many. That is
-    evidence about the limit, not a proof.
+    `digits` digits: the conclusion fails after the same steps and, no less, far later on the curve of the run, where
+    logits are ten times as large (`Descent.follow`). That is evidence about the limit, not a proof.
 
     n, T, d, e   sizes to search in: sequences, tokens, width of tokens and of queries
     entries      fresh numbers are integers up to this in absolute value; with 0 Gaussian, and rounded in the end
@@ -88,17 +85,20 @@ def falsify(
     best, best_slack = None, torch.empty(0, dtype=torch.float64)
 
     def slack_of(instances: Instance) -> Tensor:
-        """The conclusion's slack; +∞ where `given` fails or a run diverged; that of a longer run where it is negative,
-        so that a violation that passes is none."""
+        """The conclusion's slack; +∞ where `given` fails or a run diverged; where it is negative that of far later, so
+        that a violation that passes is none."""
         data = instances.data()
         found = torch.full((len(instances),), torch.inf, dtype=torch.float64)
         holds = _number(given(data)) > 0
         if bool(holds.any()):
-            found[holds] = _slack(conclusion, descent.run(data[holds]))
-        hits = found <= 0
-        if bool(hits.any()):
-            later = _slack(conclusion, descent.run(data[hits], LONGER))
-            found[hits] = torch.where(later <= found[hits], later, later.abs())
+            run = descent.run(data[holds])
+            found[holds] = _slack(conclusion, run)
+            hits = found <= 0
+            if bool(hits.any()):
+                ended = hits[holds]
+                run = replace(run, data=run.data[ended], W=run.W[ended], tokens=run.tokens[ended])
+                later = _slack(conclusion, descent.follow(run))
+                found[hits] = torch.where(later <= found[hits], later, later.abs())
         return found
 
     for _ in range(rounds):
@@ -135,11 +135,8 @@ def falsify(
 def _confirmed(
     conclusion: Callable[[Trajectory], Tensor], descent: Descent, data: TokenData, digits: int
 ) -> tuple[float, float] | None:
-    """The slack after the steps and after more; None unless it is negative both times and not on its way up."""
-    found = [
-        float(_slack(conclusion, run)) if decided else math.inf
-        for run, decided in descent.replay(data, digits, (1, LONGER))
-    ]
+    """The slack after the steps and far later; None unless it is negative both times and not on its way up."""
+    found = [float(_slack(conclusion, run)) if decided else math.inf for run, decided in descent.replay(data, digits)]
     return (found[0], found[1]) if found[1] <= found[0] <= 0 else None
 
 

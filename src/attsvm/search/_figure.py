@@ -24,7 +24,7 @@ def basins_figure(atlas: Basins, trials: int = 4) -> Figure:
     grey is what ended at tokens that are not locally optimal.
     """
     shown = min(trials, len(atlas))
-    figure, axes = new_figure(1, shown, (3.0 * shown + 0.6, 3.6))
+    figure, axes = new_figure(1, shown, (3.0 * shown + 0.6, 4.6))
     labels = ["0" if scale == 0 else f"{scale:g}" for scale in atlas.scales.tolist()]
     x = np.arange(len(labels))
     for trial, ax in enumerate(axes[0]):
@@ -45,7 +45,9 @@ def basins_figure(atlas: Basins, trials: int = 4) -> Figure:
             bottom = bottom + height
         ax.bar(x, 100 - bottom, 0.8, bottom, color="0.8", label="not final" if bottom.min() < 99.9 else None)
         ax.set(xticks=x, xticklabels=labels, ylim=(0, 100), xlabel="scale of W(0)")
-        ax.set_title(f"problem {trial + 1}: {len(rows)} locally optimal choices")
-        ax.legend(fontsize=7, title="tokens selected", title_fontsize=7, loc="lower left", framealpha=0.9)
+        ax.set_title(f"problem {trial + 1}: locally optimal choices: {len(rows)}")
+        ax.legend(
+            fontsize=8, title="tokens selected", title_fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18)
+        )
     axes[0][0].set_ylabel(f"% of {atlas.starts} starts that end there")
     return figure

@@ -2,7 +2,7 @@
 
 from attsvm.svm._problem import MarginProblem, att_svm, embedding_svm, finite_part, gen_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
-from attsvm.svm._solve import label_margin, solve, token_margin
+from attsvm.svm._solve import label_margin, margin_efficiency, solve, token_margin
 
 __all__ = [
     "MarginProblem",
@@ -14,6 +14,7 @@ __all__ = [
     "gen_svm",
     "head_svm",
     "label_margin",
+    "margin_efficiency",
     "solve",
     "token_margin",
 ]

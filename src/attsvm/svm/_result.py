@@ -18,6 +18,7 @@ from attsvm.named import facts_of, from_facts
 from attsvm.pages import html_table
 from attsvm.schema import Array, Schema
 from attsvm.svm._problem import MarginProblem
+from attsvm.svm._rows import Rows
 
 
 class Status(IntEnum):
@@ -126,6 +127,31 @@ class MaxMargin:
         return self.codes == Status.NOT_CONVERGED
 
     @property
+    def unique(self) -> Tensor:
+        """Where the solution is certainly the only one (B,): it exists, and the norm is strictly convex.
+
+        False means not known: in ℓ1, ℓ∞, nuclear, spectral and group norms solutions may form a face. Compare margins
+        there, by `efficiency`, rather than directions.
+        """
+        return self.norm.isfinite() & self.geometry.strictly_convex(*self.problem.shape)
+
+    def efficiency(self, W: Tensor) -> Tensor:
+        """Margin efficiency of W (B, d, e) or (d, e): the margin of W/‖W‖ over the largest one, (B,).
+
+        1 for a solution, however many there are; 0 or less where W does not separate; NaN where the problem is
+        infeasible. Equality rows do not count. The largest margin is 1/norm: the value is right to the gap, and not
+        above 1 in exact arithmetic, since `lower` stands for the norm.
+        """
+        problem = self.problem
+        rows = Rows(problem.A.double(), problem.Z.double())
+        W = W.to(rows.A).expand(len(self), *problem.shape)
+        asked = (problem.present & ~problem.equality).flatten(1)
+        least = (rows.apply(W) / problem.b.double().flatten(1)).where(asked, torch.inf).amin(1)
+        norm = self.geometry.norm(W)
+        value = torch.where(norm > 0, least / norm, 0.0) * self.lower
+        return torch.where(self.norm.isfinite(), value, torch.nan)
+
+    @property
     def support_tokens(self) -> Tensor:
         """The support tokens 𝒯 of every query, boolean (B, n, K, T); only for problems over tokens."""
         problem = self.problem
@@ -150,7 +176,7 @@ class MaxMargin:
 
     @classmethod
     def load(cls, path: PathLike, *, geometry: Geometry | None = None) -> MaxMargin:
-        """Read what `save` wrote; an own geometry is found by name if its class is defined, or given here."""
+        """Read what `save` wrote; a geometry of your own is found by name if its class is defined, or given here."""
         arrays, facts = read_arrays(path, SCHEMA)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:

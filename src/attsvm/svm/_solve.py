@@ -96,6 +96,11 @@ def solve(
         )
 
 
+def margin_efficiency(W: Tensor, solution: MaxMargin) -> Tensor:
+    """The margin of W/‖W‖ over the largest one, (B,): see `MaxMargin.efficiency`."""
+    return solution.efficiency(W)
+
+
 def token_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry | str = "l2") -> Tensor:
     """1/‖W_mm‖ (B,) of the attention SVM for these tokens (the optimal ones by default), 0 if infeasible."""
     return solve(att_svm(data, tokens), geometry).margin

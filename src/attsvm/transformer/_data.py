@@ -94,7 +94,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images of one split, brought to `size` and to mean 0 and variance 1 a channel (of the training images)."""
+    """Images of one split, brought to `size` and to mean 0 and variance 1 per channel (of the training images)."""
 
     pixels: Tensor
     """(n, channels, height, width) uint8"""

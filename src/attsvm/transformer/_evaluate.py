@@ -62,7 +62,7 @@ def best_epoch(history: list[dict[str, float]]) -> dict[str, float] | None:
 
 
 def write_metrics(folder: Path, history: list[dict[str, float]]) -> Path:
-    """A row an epoch, as metrics.parquet, or as metrics.jsonl where pyarrow is not installed."""
+    """One row per epoch, as metrics.parquet, or as metrics.jsonl where pyarrow is not installed."""
     try:
         import pyarrow as pa
         from pyarrow import parquet

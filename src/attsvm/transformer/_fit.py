@@ -1,4 +1,4 @@
-"""Train a transformer; killed at any step and started again it ends with the same weights."""
+"""Train a transformer; killed at any step and started again, it ends with the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reached:
     batch: int
     batches: int
     rate: float
-    """tokens or images a second in this epoch"""
+    """tokens or images per second in this epoch"""
     history: list[dict[str, float]]
     model: nn.Module
     """as it is after this step; where batch is batches, with the weights that the epoch's row is measured with"""
@@ -69,7 +69,7 @@ def fit(
         settings: model, optimizer, stopping rule, seed.
         device: where to compute.
         out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
-            there goes on where it was, with the same bits.
+            there already is resumed bit for bit.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
         stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
@@ -112,7 +112,7 @@ class _Run:
         # Processes share the initial weights, not the dropout.
         torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
-        del self.identity["epochs"]  # a run may go on for longer
+        del self.identity["epochs"]  # a run may be continued for longer
         self.tokenizer = data.tokenizer
         self.path = None if out is None else Path(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
@@ -168,7 +168,7 @@ class _Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
             logits = self.step_model(*train.take(mine, training=True)).float()
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        # Processes average their gradients: times their number it is the sum.
+        # Processes average their gradients; times the number of processes gives the sum.
         scaled = loss * self.world / (len(batch.rows) if settings.loss == "mean" else 1)
         self.optimizer.zero_grad()
         if self.accelerator:
@@ -202,7 +202,7 @@ class _Run:
             write_metrics(self.path.parent, place.history)
 
     def _mine(self, batch: MiniBatch) -> MiniBatch:
-        """This process' part of a batch."""
+        """The part of a batch that belongs to this process."""
         return batch.part(self.rank, self.world)
 
     def _total(self, sums: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class _Run:
             self.accelerator.wait_for_everyone()
 
     def _rows(self, own: Tensor) -> Tensor:
-        """One row a process, on the CPU."""
+        """One row per process, on the CPU."""
         if self.world == 1:
             return own[None].cpu()
         return self.accelerator.gather(own.to(self.device)[None]).cpu()
@@ -248,7 +248,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
     Args:
         folder: `out` of :func:`fit`.
-        best: the weights of the epoch with the best test accuracy instead. That accuracy is an optimistic number.
+        best: the weights of the epoch with the best test accuracy instead. That accuracy is optimistic.
         tokenizer: digest of a vocabulary, as :func:`encode_probes` gives it; a run known to have another is refused.
     """
     path, other = Path(folder) / (BEST if best else CHECKPOINT), Path(folder) / BEST
@@ -269,7 +269,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
 
 def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    """The model that the weights are of; no memory is taken for one that they are not of."""
+    """The model that these weights belong to; no memory is taken for any other."""
     sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
     if int(sizes.get("layers", 1)) > len(weights):
         raise ValueError(f"there are {len(weights)} weights for {sizes['layers']} layers")

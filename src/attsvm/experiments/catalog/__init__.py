@@ -1,4 +1,4 @@
-"""One file an experiment; the file name is the id."""
+"""One file per experiment; the file name is the id."""
 
 from importlib import import_module
 
@@ -27,6 +27,7 @@ MODULES = (
     "svm_basins",
     "svm_self",
     "svm_lemmas",
+    "svm_rank",
     "md_fig2",
     "md_fig3",
     "md_fig4",
@@ -45,10 +46,12 @@ MODULES = (
     "md_vit",
     "emb_lemma2",
     "emb_thm5",
+    "emb_lemmas",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "map_rules",
 )
 
 CATALOG: dict[str, Experiment] = {}

@@ -140,7 +140,8 @@ def _precision(precise: Runs, plain: Runs) -> Check:
 
 
 def _at_equal_fit(runs: Runs, other: Runs) -> Check:
-    """The same where both fit the training data equally well: a faster optimizer has no advantage by that here."""
+    """The same where both fit the training data equally well: here a faster optimizer has no advantage from its
+    speed."""
     (fit_a, fit_b), (a, b) = _paired(runs, other, "train_curve"), _paired(runs, other, "test_curve")
     # The highest level that every run reached with two more epochs behind it: five can be averaged.
     level = np.floor(100 * min(_reached(curve) for curve in (*fit_a, *fit_b))) / 100

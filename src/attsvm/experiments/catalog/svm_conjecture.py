@@ -49,7 +49,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
 
 @styled
 def figure(rows: Rows) -> Figure:
-    figure, axes = new_figure(1, len(SIZES), (10.5, 3.5))
+    figure, axes = new_figure(1, len(rows.values("size")), (10.5, 3.5))
     scales = rows.values("scale")
     x = np.maximum(scales, min(s for s in scales if s > 0) / 10)
     for ax, size in zip(axes[0], rows.values("size")):

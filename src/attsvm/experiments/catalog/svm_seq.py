@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
     id="svm-seq",
     title="Sequence outputs, causal and masked attention",
     paper="TF-as-SVM, Section 7 and Appendix D",
-    statement="With K queries (self- or cross-attention, causal, masked, one head a query) W converges in direction "
+    statement="With K queries (self- or cross-attention, causal, masked, one head per query) W converges in direction "
     "to the solution of SAtt-SVM, which separates the selected token of every query.",
     grid={"kind": ["3 queries", "causal", "masked", "3 heads"]},
     run=run,
