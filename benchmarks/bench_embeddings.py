@@ -1,4 +1,4 @@
-"""A gradient of the one-layer model: two numbers a token against gathered embeddings and autograd.
+"""A gradient of the one-layer model: two numbers per token against gathered embeddings and autograd.
 
     python benchmarks/bench_embeddings.py
 
@@ -53,7 +53,7 @@ def main() -> None:
     parts = list(torch.split(data.ids, data.offsets.diff().tolist()))
     padded = pad_sequence(parts, batch_first=True, padding_value=-1)
     ids, absent, Y = padded.clamp_min(0), padded < 0, data.Y.float()
-    print("| d | two numbers a token | gathered | ratio | largest relative difference |\n|---|---|---|---|---|")
+    print("| d | two numbers per token | gathered | ratio | largest relative difference |\n|---|---|---|---|---|")
     for d in (64, 256, 1024):
         at = Embeddings(*(tensor.float() for tensor in initial_embeddings(SIZE, d)))
         ours, theirs = gradients(short, at)[1], gathered(ids, absent, Y, at)

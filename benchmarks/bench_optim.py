@@ -127,7 +127,7 @@ def cuda_seconds(work: Callable[[], Any], repeats: int = 20, inner: int = 5) -> 
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second of the best of some large device copies, read and write counted."""
+    """Bytes per second of the best of some large device copies, read and write counted."""
     source = torch.randn(1 << 28, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / min(cuda_seconds(lambda: target.copy_(source)) for _ in range(3))
@@ -218,7 +218,7 @@ def sweep() -> dict[str, list[float]]:
 
 
 def cpu_table(shapes: list[tuple[int, ...]], rounds: int = 15) -> dict[str, float]:
-    """ms a step on one thread: the best of some rounds, the optimizers in turns."""
+    """ms per step on one thread: the best of some rounds, the optimizers in turns."""
     optimizers = {name: make(parameters(shapes, "cpu")) for name, make in ONE_THREAD}
     for optimizer in optimizers.values():
         optimizer.step()
@@ -233,7 +233,7 @@ def cpu_table(shapes: list[tuple[int, ...]], rounds: int = 15) -> dict[str, floa
 
 
 def training_table(rounds: int = 15) -> dict[str, float]:
-    """ms a step on one thread between passes of a model of 4.2M parameters: the best of some rounds, in turns."""
+    """ms per step on one thread between passes of a model of 4.2M parameters: the best of some rounds, in turns."""
     runs = []
     for name, make in ONE_THREAD:
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
@@ -273,7 +273,7 @@ def main() -> None:
             result["sweep"] = sweep()
     else:
         torch.set_num_threads(1)
-        print(f"CPU, one thread, torch {torch.__version__}, ms a step")
+        print(f"CPU, one thread, torch {torch.__version__}, ms per step")
         result["cpu"] = {
             case: training_table() if case == TRAINING else cpu_table(CPU_CASES[case]) for case in options.cases
         }

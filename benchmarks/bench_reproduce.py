@@ -26,8 +26,7 @@ from bench_train import plain, rate
 
 from attsvm import sphere
 from attsvm.dynamics import _run
-from attsvm.experiments import CATALOG, Experiment
-from attsvm.experiments._store import read_provenance, read_stored
+from attsvm.experiments import CATALOG, Experiment, read_provenance, read_stored
 from attsvm.geometry import Lp
 from attsvm.svm import _solve
 
@@ -41,9 +40,9 @@ def counted(work: Work) -> Iterator[None]:
     """Count trial-steps and problems, by kind, in this process."""
     advance, prepare = _run.Run._advance, _solve._prepare
 
-    def counting_advance(self: _run.Run, target: int, report: Any) -> None:
-        work["KQ" if "K" in self.chunks[0].theta else "W"] += self.data.B * max(0, target - self.step)
-        advance(self, target, report)
+    def counting_advance(self: _run.Run, target: int, *rest: Any) -> None:
+        work["KQ" if "K" in self.chunks[0].states else "W"] += self.data.B * max(0, target - self.step)
+        advance(self, target, *rest)
 
     def counting_prepare(problem: Any, geometry: Any) -> Any:
         kind = "nuclear" if not isinstance(geometry, Lp) else "l2" if geometry.p == 2 else "l1.75"

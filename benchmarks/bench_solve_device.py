@@ -1,4 +1,4 @@
-"""Instances a second of `solve` by batch size on one device (n = 6, T = 8, d = 10).
+"""Instances per second of `solve` by batch size on one device (n = 6, T = 8, d = 10).
 
 python benchmarks/bench_solve_device.py --device cuda
 """

@@ -204,7 +204,7 @@ def correlations(model: Any, data: Data) -> dict[str, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| case | texts | test accuracy | fit, CPU s | predictions a second | peak memory, GB |",
+        "| case | texts | test accuracy | fit, CPU s | predictions per second | peak memory, GB |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Trial-steps a second: `attsvm.dynamics.train` against a plain PyTorch loop over trials.
+"""Trial-steps per second: `attsvm.dynamics.train` against a plain PyTorch loop over trials.
 
     python benchmarks/bench_train.py [--trials 500] [--json FILE] [--device cuda]
 
@@ -92,7 +92,7 @@ def ours(data: TokenData, name: str, p: float, start: dict[str, Tensor], steps: 
 
 
 def rate(run: Callable[..., None], *args: Any, trial_steps: int, clock: Callable[[], float]) -> float:
-    """Trial-steps a second, the best of three: other work on the machine only ever slows a run down."""
+    """Trial-steps per second, the best of three: other work on the machine only ever slows a run down."""
     seconds = []
     for _ in range(3):
         begin = clock()
@@ -112,7 +112,7 @@ def main() -> None:
     # A GPU works while the process waits for it: wall time there.
     clock = time.process_time if options.device == "cpu" else time.perf_counter
     rows = []
-    print(f"n, T, d = 6, 8, 10; float64 on {options.device}; trial-steps a second, and times the plain loop's")
+    print(f"n, T, d = 6, 8, 10; float64 on {options.device}; trial-steps per second, and times the plain loop's")
     print(f"{'':6}{'p':>5}{'trials':>9}{'plain':>9}{'eager':>13}{'times':>7}{'compiled':>13}{'times':>7}{'bar':>5}")
     sample = sphere(6, 8, 10, trials=3)
     for trials in options.trials:

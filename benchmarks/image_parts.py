@@ -4,7 +4,7 @@
     python benchmarks/image_parts.py join cifar10.npz parts/
 
 Pixels are kept exactly: green, red − green and blue − green, each as differences to the left and upper pixel, packed by
-xz. CIFAR-10 takes 1.5 kB an image, half of its raw size. Needs numpy, and attsvm for its file format.
+xz. CIFAR-10 takes 1.5 kB per image, half of its raw size. Needs numpy, and attsvm for its file format.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attsvm.transformer import Images, load_data, save_data
-from attsvm.transformer._data import image_data
+from attsvm.transformer import Images, image_data, load_data, save_data
 
 CHUNK = 2000
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from attsvm.embeddings import Reviews, Schedule
+from attsvm.embeddings import AdamWPlan, Reviews
 from attsvm.experiments._tokens import trained_tokens
 from attsvm.files import write_arrays
 
@@ -32,7 +32,7 @@ def main() -> None:
     given = parser.parse_args()
     lr = 0.01 * 128 / given.d if given.lr is None else given.lr
     milestones = (given.epochs // 5, 2 * given.epochs // 5)
-    schedule = Schedule(epochs=given.epochs, lr=lr, milestones=milestones)
+    schedule = AdamWPlan(epochs=given.epochs, lr=lr, milestones=milestones)
     start = time.perf_counter()
     data = Reviews.load(given.reviews).sequences
     row = trained_tokens(data, given.d, "two-layer", schedule, given.seed, given.device)

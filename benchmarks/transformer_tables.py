@@ -1,6 +1,7 @@
-"""The results of run_transformers.py as two small tables: runs.parquet has a row a run, epochs.parquet a row an epoch.
+"""The runs of md-table1 and md-vit as two small tables: runs.parquet has one row per run, epochs.parquet one per epoch.
 
-    python benchmarks/transformer_tables.py
+    python benchmarks/transformer_tables.py                  # of the kept results
+    python benchmarks/transformer_tables.py --runs runs      # and of the rows that attsvm reproduce wrote
     python -c "import pandas; print(pandas.read_parquet('benchmarks/results/transformers/runs.parquet'))"
 
 Runs that were cut off have "interrupted" in the column stopped; seconds are those of a process that shared its device
@@ -10,15 +11,16 @@ with others. Needs pyarrow.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from attsvm.experiments._transformers import KINDS, PRUNED, chosen_accuracy
+from attsvm.experiments import CATALOG, read_stored
+from attsvm.experiments.transformers import KINDS, PRUNED, UNFINISHED_FOLDER, chosen_accuracy, read_result
 from attsvm.files import atomic_path
-from attsvm.transformer._pieces import UNFINISHED, read_result
 
 RESULTS = Path(__file__).parent / "results" / "transformers"
 
@@ -26,20 +28,32 @@ RESULTS = Path(__file__).parent / "results" / "transformers"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    folder = parser.parse_args().results
-    for name, table in tables(folder).items():
+    parser.add_argument("--runs", type=Path)
+    options = parser.parse_args()
+    folder = options.results
+    for name, table in tables(folder, options.runs).items():
         with atomic_path(folder / f"{name}.parquet") as temporary:
             parquet.write_table(table, temporary)
         print(f"{folder / name}.parquet: {table.num_rows} rows")
 
 
-def tables(folder: Path) -> dict[str, pa.Table]:
+def tables(folder: Path, runs: Path | None = None) -> dict[str, pa.Table]:
     """Both tables, in the order of names."""
-    paths = sorted(path for f in (folder, folder / UNFINISHED) for path in f.glob("*-seed*.json"))
-    found = [result for path in paths if (result := read_result(path)) is not None]
-    runs = [row_of(result) for result in found]
+    paths = sorted(path for f in (folder, folder / UNFINISHED_FOLDER) for path in f.glob("*-seed*.json"))
+    found = [read_result(path) for path in paths]
+    if runs is not None:
+        kept = {result["name"] for result in found}
+        found += [result for result in computed(runs) if result.get("name", "") not in kept | {""}]
+    rows = [row_of(result) for result in found]
     epochs = [{"run": result["name"]} | row for result in found for row in epochs_of(result)]
-    return {"runs": pa.Table.from_pylist(runs), "epochs": pa.Table.from_pylist(epochs)}
+    return {"runs": pa.Table.from_pylist(rows), "epochs": pa.Table.from_pylist(epochs)}
+
+
+def computed(runs: Path) -> list[dict[str, Any]]:
+    """The results in the rows of a folder."""
+    stored = [read_stored(runs, CATALOG[name]) for name in ("md-table1", "md-vit")]
+    rows = [run.rows() for run in stored if run is not None and run.complete]
+    return [json.loads(text) for some in rows for text in some["result"]]
 
 
 def row_of(result: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "attsvm"
 LAYERS = (
-    ("errors", "_version"),
+    ("errors", "tolerances", "_version"),
     ("checks", "derivatives", "frames", "interrupts", "named", "progress"),
     ("schema",),
     ("files",),

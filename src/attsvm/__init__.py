@@ -6,7 +6,7 @@ brings the two together.
 """
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 from attsvm._version import __version__
 from attsvm.data import (
@@ -59,12 +59,15 @@ from attsvm.sweeps import sweep
 
 _SUBPACKAGES = ("embeddings", "experiments", "models", "optim", "plots", "report", "search", "text", "transformer")
 """Not needed by what is above, and some of them need more packages."""
+_SEARCH = ("basins", "cone_start", "falsify")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
+    if name in _SEARCH:
+        return getattr(importlib.import_module("attsvm.search"), name)
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
 
 

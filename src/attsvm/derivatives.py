@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The gradient of Σ function(x) in x, itself differentiable where x is: entrywise, the derivative."""
+    """The gradient of Σ function(x) in x, itself differentiable if x is. For an entrywise function: its derivative."""
     with torch.enable_grad():
         at = x if x.requires_grad else x.detach().requires_grad_()
         value = function(at)

@@ -29,16 +29,17 @@ except ImportError:  # Windows has no such locks, and folders stay open there
 PathLike = str | os.PathLike[str]
 
 LARGEST_TEXT = 2**28
-"""Bytes of a JSON file that are still read."""
+"""Larger JSON files, in bytes, are refused."""
 _FREE = 2**30
 """Compressed archives may unpack to this many bytes, or to _RATIO times their size."""
 _RATIO = 100
 _LOCK = ".attsvm.lock"
+_DIGEST = "sha256"
 
 
 @contextmanager
 def atomic_path(path: PathLike) -> Iterator[Path]:
-    """Yield a temporary path in the same folder: it becomes `path` if the block succeeds, else it goes.
+    """Yield a temporary path in the same folder: it becomes `path` if the block succeeds, and is removed otherwise.
 
     The content is on the disk before the name is, so that no crash leaves an empty file. The temporary name keeps the
     suffix of `path`, because writers such as matplotlib read the format from it.
@@ -175,12 +176,13 @@ def write_arrays_now(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     arrays = {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
     strings = {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in facts.items()}
     if path.suffix == ".npz":
-        # The strings come first: an archive that lost its last entries is then still seen for what it is.
+        # The strings come first: an archive that lost its last entries is then still recognised.
         contents: dict[str, Any] = {name: np.array(text) for name, text in strings.items()} | arrays
         np.savez(path, **contents)
     else:
-        # Not by save_file: its own temporary file would stay behind a kill, and none but the owner could read it.
-        path.write_bytes(_safetensors().numpy.save(arrays, metadata=strings))
+        # Not by save_file: its temporary file would survive a kill, and only the owner could read it.
+        metadata = strings | {_DIGEST: _digest(arrays, strings)}  # .npz files have checksums of their own
+        path.write_bytes(_safetensors().numpy.save(arrays, metadata=metadata))
 
 
 def read_arrays(path: PathLike, schema: Schema | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -205,10 +207,10 @@ def read_json(path: PathLike, shape: Any = object, what: str = "JSON") -> Any:
     try:
         size = os.stat(path).st_size
         if size > LARGEST_TEXT:
-            raise ValueError(f"it has {size:,} bytes, and {LARGEST_TEXT:,} are the most")
+            raise ValueError(f"it has {size:,} bytes, but at most {LARGEST_TEXT:,} are read")
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: also bytes that are no UTF-8
-        raise AttsvmError(f"{path} is not readable {what}: {one_line(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also bytes that are not UTF-8
+        raise AttsvmError(f"{path} cannot be read as {what}: {one_line(error)}") from error
     check_json(str(path), content, shape)
     return content
 
@@ -253,7 +255,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         if dtype.kind not in "biufcUS":
             raise ValueError(f"{entry.filename} holds Python objects or records, and only plain numbers are read")
         if math.prod(shape) * dtype.itemsize != entry.file_size - file.tell():
-            raise ValueError(f"{entry.filename} has not the size that its shape {shape} needs")
+            raise ValueError(f"{entry.filename} does not have the size that its shape {shape} needs")
         content = bytearray(file.read())  # to the end: there the checksum is compared
     flat = np.frombuffer(content, dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
@@ -271,7 +273,18 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     _check_size(path.stat().st_size, path.stat().st_size)
     with _safetensors().safe_open(path, framework="np") as file:  # it compares its header with the size of the file
         names = file.keys()
-        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+        arrays, strings = {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    if _DIGEST in strings and strings.pop(_DIGEST) != _digest(arrays, strings):
+        raise ValueError("its content is not what was written")
+    return arrays, strings
+
+
+def _digest(arrays: Mapping[str, np.ndarray], strings: Mapping[str, str]) -> str:
+    found = sha256(json.dumps(dict(strings), sort_keys=True).encode())
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
 
 
 def _safetensors() -> Any:

@@ -20,7 +20,7 @@ def frame(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def text_table(title: str, rows: Sequence[tuple[str, str]], width: int = 118) -> str:
-    """Two columns as plain text; long cells go on in the next line."""
+    """Two columns as plain text; long cells continue on the next line."""
     left = max((len(name) for name, _ in rows), default=0)
     lines = [title]
     for name, value in rows:

@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that long work answers when it can, and where it must wait."""
+"""Ctrl-C as a request that long work answers when it can; and places where Ctrl-C must wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def asked_to_stop() -> Iterator[Event]:
-    """An event that the first Ctrl-C sets; the second is a KeyboardInterrupt, as ever."""
+    """An event that the first Ctrl-C sets; the second one raises KeyboardInterrupt as usual."""
 
     def ask(number: int, frame: Any) -> None:
         asked.set()
@@ -24,7 +24,7 @@ def asked_to_stop() -> Iterator[Event]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """No Ctrl-C here, and never in processes that are started here, which inherit this."""
+    """No Ctrl-C inside this block, nor ever in processes that are started in it: they inherit this."""
     with _on_interrupt(signal.SIG_IGN):
         yield
 

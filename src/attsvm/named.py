@@ -1,4 +1,4 @@
-"""Small objects that a file holds by name: losses, schedules, starts, geometries, heads, also those of users.
+"""Small objects that a file holds by name: losses, schedules, starts, geometries and heads, users' own included.
 
 A file is data: it holds the kind of an object and its plain parameters, and never says where its code is. Reading
 looks the kind up among the classes that are defined in this process.

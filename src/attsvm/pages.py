@@ -13,7 +13,7 @@ from attsvm.files import PathLike, atomic_path
 
 
 def render(template: str, **values: Any) -> str:
-    """A template by its place in the package, "report/template.html". Values are escaped.
+    """Render a template, named by its place in the package, such as "report/template.html". Values are escaped.
 
     `templates/base.html` is the frame of a whole page: style, phone layout, blocks `title`, `style` and `body`.
     """

@@ -1,4 +1,4 @@
-"""The progress bar of everything that takes long, if it is wanted. It needs rich."""
+"""The progress bar of all long work, where it is wanted. It needs rich."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Tell(Protocol):
 
 @contextmanager
 def progress_bar(wanted: bool, first: float, last: float | None, words: str = "") -> Iterator[Tell]:
-    """A bar from `first` to `last` on standard error, with the time left; yields what is to be told of progress.
+    """A bar from `first` to `last` on standard error, with the time left; yields the function to call with progress.
 
-    Where nobody knows the end, `last` is None: the bar is then a sign of life that only a terminal shows. Without
-    `words` of its own the bar says "step 3 of 10".
+    If the end is not known, `last` is None: the bar then only shows, on a terminal, that the work is alive. Without
+    `words` the bar says "step 3 of 10".
     """
 
     def said(reached: float, given: str | None) -> str:

@@ -116,7 +116,7 @@ class Schema:
             if not array.optional and not name.endswith("*") and name not in arrays
         ]
         if missing:
-            raise AttsvmError(f"the array {missing[0]} is missing, only {', '.join(arrays) or 'nothing'} is there.")
+            raise AttsvmError(f"the array {missing[0]} is missing: the file has only {', '.join(arrays) or 'nothing'}.")
         sizes: dict[str, int] = {}
         for name in [*(name for name in self.arrays if name in arrays), *sorted(arrays.keys() - self.arrays.keys())]:
             array = self.arrays.get(name) or self._pattern(name)

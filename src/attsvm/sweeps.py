@@ -19,15 +19,15 @@ NOT_A_GRID = ("record", "at")
 
 
 def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, progress: bool = False, **grid: Any) -> Any:
-    """Train and judge every combination of options; returns a table (pandas or pyarrow) with a row for each.
+    """Train and judge every combination of options; returns a table (pandas or pyarrow) with one row per run.
 
     Options are those of `train`; one that is a list or a tuple is an axis of the grid. If `data` is a function that
     makes data, its own parameters may be swept too:
 
         sweep(lambda d: attsvm.sphere(6, 8, d, trials=50), d=[5, 10, 20], geometry=["l1.5", "l2"], steps=2000)
 
-    A row has the options of its run, the share of trials that reached their limit and have globally and locally
-    optimal tokens, and the medians of direction error, margin ratio, norm and rate (the power of the step).
+    A row holds the options of its run; the shares of trials that reached their limit, and that have globally and
+    locally optimal tokens; and the medians of direction error, margin ratio, norm and rate (the power of the step).
     """
     makes = [] if isinstance(data, TokenData) else list(inspect.signature(data).parameters)
     options = inspect.signature(train).parameters

@@ -98,7 +98,7 @@ def write_table(table: pa.Table, path: Path, rows: Sequence[dict[str, Any]] | No
 
 
 def write_csv(table: pa.Table, where: Path | IO[bytes], delimiter: str = ",") -> None:
-    """Lists and records stand in a cell as JSON."""
+    """Lists and records are written into a cell as JSON."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -153,7 +153,7 @@ def label_column(table: pa.Table, name: str, source: object, part: str = "") -> 
     source = f"{source}{part}"
     column = _column(table, name, source)
     if pa.types.is_nested(column.type):
-        raise AttsvmError(f"{source}: column {name!r} must hold one label a row, but it holds {column.type}.")
+        raise AttsvmError(f"{source}: column {name!r} must hold one label per row, but it holds {column.type}.")
     if pa.types.is_temporal(column.type) or pa.types.is_binary(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {column.type}.")
     labels = column.to_pylist()
@@ -275,7 +275,7 @@ def _json_column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError):
-        # Values of several kinds are neither texts nor labels; as bytes they can be written, and no more.
+        # Values of several kinds are neither texts nor labels; as bytes they can at least be written.
         return pa.array([None if value is None else _json(value).encode() for value in values], pa.binary())
 
 

@@ -83,11 +83,11 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds a run with lr.W.eta 0.1, not 0.3"),
+        ((*TRAIN, "--out", "run", "--lr", "0.3"), "holds another run, with lr.W.eta 0.1, not 0.3"),
         (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "steps must be at least"),
-        (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds a run with other data"),
+        (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds another run, with other data"),
         ((*TRAIN, "--out", "data.npz"), "cannot be made"),
-        (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "1 < p"),
+        (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "geometry l1 must define mirror"),
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
         (("train", "data.npz", "--steps", "10", "--seed", "3", "--out", "x"), "give --init-scale too"),
         (("verdict", "nowhere"), "holds no run"),

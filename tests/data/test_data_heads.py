@@ -116,3 +116,29 @@ def test_malformed_heads_are_refused(make, words: str) -> None:
     with pytest.raises(AttsvmError) as caught:
         make()
     assert words in str(caught.value)
+
+
+def test_bend_says_where_a_head_is_convex() -> None:
+    a = torch.tensor([[[1.0, 2.0]], [[-1.0, -2.0]], [[1.0, -2.0]], [[0.0, 0.0]], [[0.0, -1.0]]]).double()
+    mlp = MLPHead(torch.ones(5, 1, 2, 3).double(), torch.zeros(5, 1, 2).double(), a)
+    assert mlp.bend()[:, 0].nan_to_num(9).tolist() == [1, -1, 9, 0, -1]  # mixed signs: neither
+    quadratic = QuadraticHead(torch.ones(3, 1, 2).double(), torch.tensor([[1.0], [-1.0], [0.0]]).double())
+    assert quadratic.bend()[:, 0].tolist() == [-1, 1, 0]
+    assert LinearHead(torch.ones(2, 1, 3).double()).bend().tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "quadratic"])
+def test_derivatives_in_closed_form_are_those_of_the_formula(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    heads = {
+        "linear": LinearHead(draw(2, 3, 4)),
+        "mlp": MLPHead(draw(2, 3, 5, 4), draw(2, 3, 5), draw(2, 3, 5)),
+        "quadratic": QuadraticHead(draw(2, 3, 4), draw(2, 3)),
+    }
+    head, x, u = heads[kind], draw(2, 6, 1, 2, 4), draw(2, 6, 3, 2, 4)
+    torch.testing.assert_close(head.grad(x), Head.dh(head, x))
+    torch.testing.assert_close(head.hessian(x.expand(-1, -1, 3, -1, -1), u), Head.d2h(head, x, u))

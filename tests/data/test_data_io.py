@@ -103,7 +103,7 @@ FULL = {
         ),
         (
             FULL | {"head": np.array("deep")},
-            "or an own one that is defined here, but got deep:",
+            "or one of your own that is defined here, but got deep:",
         ),
         (FULL | {"head": np.array("linear")}, "linear head must have the parameters v, but the file has none."),
         (FULL | {"head.v": np.ones((1, 1, 4))}, "must have no parameters of one, but got head.v."),

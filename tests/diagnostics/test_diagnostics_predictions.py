@@ -114,3 +114,13 @@ def test_the_fit_leaves_out_zeros_and_nans_and_too_few_points() -> None:
     assert rate.excess == {}
     with pytest.raises(AttsvmError, match="shape"):
         fit_rate(k, D[:-1])
+
+
+def test_no_rate_is_fitted_below_rounding() -> None:
+    """k⁻³ sinks below what float64 shows of it: the part above tells the rate, the floor does not."""
+    steps = torch.logspace(2, 8, 61).round().long()
+    shown = steps.double()[:, None].pow(-3).clamp(min=3e-16)
+    early = fit_rate(steps[:15], shown[:15])
+    assert abs(early.power.item() + 3) < 1e-9
+    assert fit_rate(steps, shown).power.isnan().all()  # in the last half nothing is left to fit
+    assert (fit_rate(steps, shown).points == 0).all()

@@ -11,14 +11,14 @@ from torch.nn.functional import layer_norm, softplus
 
 from attsvm import AttsvmError
 from attsvm.embeddings import (
+    AdamWPlan,
     Embeddings,
-    Schedule,
     Sequences,
     descend,
-    fit,
     gradients,
     initial_embeddings,
     slopes,
+    train_embeddings,
     two_layer_output,
 )
 
@@ -86,8 +86,8 @@ def test_adamw_is_that_of_torch(model: str) -> None:
     """One batch an epoch: the same steps as a plain loop with autograd and MultiStepLR."""
     lists = [[0, 1, 1, 2], [3, 1, 2], [0, 4], [3, 4, 5]]
     data, start = sequences(lists), initial_embeddings(6, 5)
-    schedule = Schedule(epochs=12, lr=0.05, weight_decay=0.1, milestones=(4, 8))
-    ours = fit(data, start, model, schedule)
+    schedule = AdamWPlan(epochs=12, lr=0.05, weight_decay=0.1, milestones=(4, 8))
+    ours = train_embeddings(data, start, model, schedule)
     leaves = Embeddings(*(x.clone().requires_grad_() for x in start))
     optimizer = torch.optim.AdamW(leaves, lr=0.05, weight_decay=0.1)
     plan = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 8], 0.1)
@@ -105,9 +105,9 @@ def test_adamw_is_that_of_torch(model: str) -> None:
 @pytest.mark.parametrize("model", ["one-layer", "two-layer"])
 def test_batches_see_every_sequence_once_an_epoch(model: str) -> None:
     lists = [[i % 6, (i * i) % 6][: 1 + i % 2] for i in range(23)]
-    still = Schedule(epochs=2, lr=0.0, weight_decay=0.0, batch=4)
+    still = AdamWPlan(epochs=2, lr=0.0, weight_decay=0.0, batch=4)
     start = initial_embeddings(6, 5)
-    fitted = fit(sequences(lists), start, model, still)
+    fitted = train_embeddings(sequences(lists), start, model, still)
     f = naive(lists, start, 1 if model == "one-layer" else 2)
     expected = softplus(-sequences(lists).Y * f).mean()
     torch.testing.assert_close(fitted.losses, expected.expand(2))
@@ -115,15 +115,19 @@ def test_batches_see_every_sequence_once_an_epoch(model: str) -> None:
 
 def test_fit_repeats_and_fixes_v_when_told() -> None:
     data, start = sequences([[0, 1], [2, 3], [4, 5], [0, 3]]), initial_embeddings(6, 5)
-    schedule = Schedule(epochs=3, batch=2)
-    first, second = (fit(data, start, schedule=schedule, seed=7, train_v=False) for _ in range(2))
+    schedule = AdamWPlan(epochs=3, batch=2)
+    first, second = (train_embeddings(data, start, schedule=schedule, seed=7, train_v=False) for _ in range(2))
     assert torch.equal(first.at.E, second.at.E)
     assert torch.equal(first.at.v, start.v)
     with pytest.raises(AttsvmError, match="model must be"):
-        fit(data, start, "three-layer")
+        train_embeddings(data, start, "three-layer")
     few = initial_embeddings(data.size - 1, start.E.shape[1])
     mixed = Embeddings(start.E, start.p[1:], start.v)
-    for train in (lambda at: fit(data, at), lambda at: fit(data, at, "two-layer"), lambda at: descend(data, at, lr=1)):
+    for train in (
+        lambda at: train_embeddings(data, at),
+        lambda at: train_embeddings(data, at, "two-layer"),
+        lambda at: descend(data, at, lr=1),
+    ):
         for wrong in (few, mixed):
             with pytest.raises(AttsvmError, match=f"at least {data.size}, the vocabulary of the data"):
                 train(wrong)
@@ -134,7 +138,7 @@ def test_fit_repeats_and_fixes_v_when_told() -> None:
 )
 def test_wrong_schedules_are_refused(wrong: dict) -> None:
     with pytest.raises(AttsvmError, match=f"{next(iter(wrong))} must be"):
-        Schedule(**wrong)
+        AdamWPlan(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_experiment_is_well_declared(experiment: Experiment) -> None:
 def test_find_keeps_the_order_of_the_catalog() -> None:
     assert [experiment.id for experiment in find(["md-fig3", "svm-fig1"])] == ["svm-fig1", "md-fig3"]
     assert len(find(["all"])) == len(CATALOG)
-    with pytest.raises(AttsvmError, match="among"):
+    with pytest.raises(AttsvmError, match="did you mean svm-fig9"):
         find(["svm-fig99"])
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toy_experiment
 from compare import bits
 from toy_experiment import make
 
 from attsvm import AttsvmError
-from attsvm.experiments import Batch
+from attsvm.experiments import Batch, Columns, Params
 from attsvm.experiments._runner import Backend, run_batch, run_experiments
 from attsvm.experiments._store import read_stored
 
@@ -61,3 +62,34 @@ def test_an_absent_scheduler_is_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     with pytest.raises(AttsvmError, match="cannot be reached"):
         run_experiments([make()], tmp_path, quick=True, backend=Backend(scheduler="tcp://127.0.0.1:9"))
+
+
+def interrupted(params: Params, trials: range, device: str, work: Path | None = None) -> Columns:
+    """Fails once in every batch, after it has kept something."""
+    assert work is not None
+    if not (work / "kept").is_file():
+        (work / "kept").write_text(str(trials.start))
+        raise AttsvmError("cut off")
+    return {"kept": np.full(len(trials), int((work / "kept").read_text()))}
+
+
+def test_what_a_batch_keeps_outlives_a_failure_and_goes_with_it(tmp_path: Path) -> None:
+    experiment = make(run=interrupted, checkpoints=True)
+    with pytest.raises(AttsvmError, match="cut off"):
+        run_experiments([experiment], tmp_path, quick=True)
+    assert len(list(tmp_path.rglob("*.work"))) == 1
+    with pytest.raises(AttsvmError, match="cut off"):
+        run_experiments([experiment], tmp_path, quick=True)  # the first batch is done now, the second is not
+    assert run_experiments([experiment], tmp_path, quick=True) == 1
+    assert not list(tmp_path.rglob("*.work"))
+    stored = read_stored(tmp_path, experiment)
+    assert stored is not None
+    assert (stored.rows()["kept"] == 0).all()
+
+
+def test_a_second_run_of_a_folder_that_is_at_work_is_refused(tmp_path: Path) -> None:
+    def again(batch: Batch) -> None:
+        with pytest.raises(AttsvmError, match="is in use by process"):
+            run_experiments([make()], tmp_path, quick=True)
+
+    run_experiments([make()], tmp_path, quick=True, report=again)

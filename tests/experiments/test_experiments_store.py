@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from compare import bits
 from toy_experiment import make
 
 from attsvm import AttsvmError
 from attsvm.experiments import Rows, at_least, at_most, verdict_line
+from attsvm.experiments._runner import run_experiments
 from attsvm.experiments._store import (
     clear_leftovers,
     is_done,
@@ -19,6 +22,7 @@ from attsvm.experiments._store import (
     write_batch,
     write_plan,
 )
+from attsvm.files import locked_folder
 
 TIMING = {"seconds": 3.0, "finished": "2026-11-15T00:00:00+00:00"}
 
@@ -119,3 +123,40 @@ def test_checks_fail_on_nan_and_say_their_names() -> None:
     assert [check.passed for check in checks] == [True, False]
     assert verdict_line(checks) == "1 of 2 checks failed: high"
     assert verdict_line(checks[:1]) == "all 1 checks passed"
+
+
+def test_damaged_rows_are_computed_again_and_named(tmp_path: Path) -> None:
+    """Truncated, bits flipped, other rows, other batches' files, other JSON: never taken for the rows of a batch."""
+    experiment = make()
+    run_experiments([experiment], tmp_path, quick=True)
+    good = bits(tmp_path)
+    first, second = (tmp_path / batch.path for batch in experiment.batches(quick=True))
+    content, table = first.read_bytes(), pq.read_table(first)
+    damaged = [content[:-1], content[: len(content) // 2], b"", second.read_bytes()]
+    rng = np.random.default_rng(0)
+    damaged += [
+        content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :] for at in rng.integers(0, len(content), 25)
+    ]
+    for some in (table.slice(0, 2), table.drop_columns("trial"), table.replace_schema_metadata({b"attsvm": b"[]"})):
+        pq.write_table(some, first)
+        damaged.append(first.read_bytes())
+    for case in damaged:
+        first.write_bytes(case)
+        stored = read_stored(tmp_path, experiment)
+        assert stored is not None
+        try:
+            rows = stored.rows()
+        except AttsvmError as error:
+            said = str(error)
+            assert "delete it, and attsvm reproduce computes it again" in said
+            assert "\n" not in said
+            assert run_experiments([experiment], tmp_path, quick=True) == 1
+        else:  # a byte that no reader needs
+            assert (rows["norm"] == rows["norm"]).all()
+            first.write_bytes(content)
+        assert bits(tmp_path) == good
+
+
+def test_two_processes_on_one_folder(tmp_path: Path) -> None:
+    with locked_folder(tmp_path), pytest.raises(AttsvmError, match="is in use by process"):
+        run_experiments([make()], tmp_path, quick=True)

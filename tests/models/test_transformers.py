@@ -1,4 +1,4 @@
-"""The two transformers: fused and spelled out agree, padding is nothing, only what is read is computed."""
+"""The transformers: fused and spelled out agree, padding is nothing, only what is read is computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, gelu, layer_norm
 
 from attsvm import AttsvmError
-from attsvm.models import TextTransformer, ViT
+from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.models._attention import Places, attend_within
 
 
@@ -186,3 +186,31 @@ def test_the_cuda_kernel_agrees_with_padding(first: bool, d: int) -> None:
     draws = [attend_within(rough[0], rough[1], ones, places, first=first, dropout=0.5).float() for _ in range(100)]
     assert (draws[0] - 1).abs().max() > 0.1
     assert abs(torch.stack(draws).mean() - 1) < 0.1
+
+
+def test_gpt_attends_to_the_past_alone():
+    torch.manual_seed(0)
+    model = GPT(vocabulary=20, length=12, width=16, layers=2, heads=2).double()
+    tokens = torch.randint(20, (3, 12))
+    logits, maps = model.attention(tokens)
+    torch.testing.assert_close(model(tokens), logits)
+    for weights in maps:
+        assert weights.shape == (3, 2, 12, 12)
+        assert not weights.triu(1).any()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 12).double())
+    # A later token changes no earlier logit.
+    other = tokens.clone()
+    other[:, 7] = (other[:, 7] + 1) % 20
+    changed = (model(other) - logits).abs().amax((0, 2))
+    assert changed[:7].max() < 1e-14
+    assert (changed[7:] > 1e-8).all()
+
+
+def test_gpt_is_checked_and_its_head_is_the_embedding():
+    model = GPT(vocabulary=20, length=12, width=16, layers=1, heads=2)
+    tokens = torch.randint(20, (1, 5))
+    torch.testing.assert_close(model(tokens), model.features(tokens) @ model.words.weight.T)
+    with pytest.raises(AttsvmError, match="at most 12 tokens"):
+        model(torch.zeros(1, 13, dtype=torch.long))
+    with pytest.raises(AttsvmError, match="multiple of heads"):
+        GPT(width=10, heads=4)

@@ -77,6 +77,85 @@ def test_in_proj_outside_attention_is_another_matrix():
     assert kinds_of(nn.ModuleDict({"mixer": Attention("in_proj")}))["mixer.in_proj.weight"] == "matrices"
 
 
+def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
+    """A module with a linear layer at the path."""
+    first, _, rest = path.partition(".")
+    return nn.ModuleDict({first: nested(rest, layer) if rest else layer or nn.Linear(4, 4, bias=False)})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "attention.self.pos_key_proj",  # DeBERTa
+        "attention.self.pos_query_proj",
+        "linear_attn.in_proj_qkvz",  # Qwen3-Next
+        "attention.self_attention.query_key",  # Reformer
+        "self_attn.linears.0",  # the Annotated Transformer
+        "self_attn.linears.2",
+        "transformer.h.attn.attn",  # LitGPT
+        "blocks.attention.qkv.linear",  # LeViT
+        "blocks.attn.query.proj",  # MobileNetV4
+        "time_mix.attention.key",  # RWKV
+    ],
+)
+def test_attention_under_other_names(path):
+    assert kinds_of(nested(path)) == {f"{path}.weight": "attention"}
+
+
+@pytest.mark.parametrize("path", ["value", "critic.v", "policy.k", "self_attn.linears.3", "head.attn", "body.proj"])
+def test_a_lone_name_is_no_attention(path):
+    assert kinds_of(nested(path)) == {f"{path}.weight": "matrices"}
+
+
+def test_feed_forward_keys_and_values_are_no_attention():
+    model = nn.ModuleDict({"feed_forward": Attention("key", "value", "receptance"), "attention": Attention("key")})
+    kinds = kinds_of(model)
+    assert names(kinds, "attention") == {"attention.key.weight"}
+    assert names(kinds, "matrices") == {f"feed_forward.{n}.weight" for n in ("key", "value", "receptance")}
+
+
+def test_siblings_make_an_attention():
+    assert names(kinds_of(nn.ModuleDict({"mixer": Attention("q", "k", "v", "o")})), "attention") == {
+        f"mixer.{n}.weight" for n in "qkv"
+    }
+
+
+def test_what_is_no_matrix_whatever_its_shape():
+    class MyRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2, 4))
+
+    model = nn.ModuleDict({"norm": MyRMSNorm(), "mixer": nn.Module(), "rel_attn": nn.Module()})
+    for name in ("A_log", "latents", "pe", "mixing"):
+        model["mixer"].register_parameter(name, nn.Parameter(torch.ones(4, 4)))
+    for name in ("q", "r", "o"):  # XLNet
+        model["rel_attn"].register_parameter(name, nn.Parameter(torch.ones(4, 2, 2)))
+    plain = nn.Parameter(torch.ones(4, 4))
+    plain._no_weight_decay = True
+    model["mixer"].register_parameter("states", plain)
+    assert kinds_of(model) == {
+        **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states"), "vectors"),
+        **dict.fromkeys(("mixer.latents", "mixer.pe"), "embeddings"),
+        **dict.fromkeys(("mixer.mixing", "rel_attn.o"), "matrices"),
+        **dict.fromkeys(("rel_attn.q", "rel_attn.r"), "attention"),
+    }
+
+
+def test_lora_trains_at_the_defaults():
+    adapter = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
+    nn.init.zeros_(adapter["lora_B"].weight)
+    model = nn.ModuleDict({"layer": adapter})
+    assert kinds_of(model)["layer.lora_B.weight"] == "vectors"  # and without a warning
+    optimizer = MirrorAdam(param_groups(model), lr=1e-2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        x = torch.randn(8, 4)
+        (adapter["lora_B"](adapter["lora_A"](x)) - x).square().mean().backward()
+        optimizer.step()
+    assert (adapter["lora_B"].weight.abs() > 1e-3).all()
+
+
 def test_bare_parameters():
     model = nn.Module()
     shapes = {"K": (4, 4), "Q": (4, 4), "W_v": (4, 4), "W": (4, 4), "cls_token": (1, 1, 4), "scale": (), "v": (4,)}
@@ -243,6 +322,15 @@ def test_a_matrix_that_starts_at_0_is_named():
     nn.init.zeros_(model["b"].weight)
     with pytest.warns(UserWarning, match=r"all entries of b.weight are 0 and hardly move"):
         param_groups(model)
+    deep = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(2, 2), "zero": nn.Linear(2, 2)}) for _ in range(12))
+    for layer in deep:
+        nn.init.zeros_(layer["zero"].weight)
+    with pytest.warns(UserWarning, match="are 0 and hardly move") as caught:
+        param_groups(deep)
+    message = str(caught[0].message)
+    assert len(message) < 200
+    kinds = eval(message.split("kinds=")[1].removesuffix("."))  # the advice works as it stands
+    assert names(kinds_of(deep, kinds=kinds), "matrices") == {"*.up.weight"}
     param_groups(model, p=1.5)
     param_groups(model, kinds={r"b\.weight$": "vectors"})
     with torch.device("meta"):
@@ -299,7 +387,15 @@ def test_description():
     ]
     assert lines[1].endswith("layers.[0-2].self_attn.in_proj_weight")
     assert lines[2].endswith("layers.[0-2].self_attn.out_proj.weight, ….linear[1-2].weight")
-    assert lines[3].endswith("layers.[0-2].self_attn.in_proj_bias, ….out_proj.bias, … 18 more")
+    assert lines[3].endswith(  # all patterns
+        "layers.[0-2].self_attn.in_proj_bias, ….out_proj.bias, ….linear[1-2].bias, ….norm[1-2].weight, ….bias"
+    )
+
+
+def test_description_rounds_learning_rates():
+    out = io.StringIO()
+    describe_groups(param_groups(nn.Linear(2, 2, bias=False), lr=0.0033849302), file=out)
+    assert out.getvalue().splitlines()[1].split()[2] == "0.003385"
 
 
 def test_description_of_an_optimizer(capsys):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from two_processes import run_pair
 
-from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
+from attsvm.optim import MirrorAdam, MirrorDescent, lightning_pruning, param_groups, trainer_pruning
 
 # What these packages warn of (no GPU, few workers, deprecations of their own) is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,7 +97,8 @@ def hf_trainer(folder: Path, model: nn.Module, kill_at: int | None = None, **opt
         "seed": 1,
     }
     settings = transformers.TrainingArguments(str(folder), **(arguments | options.pop("arguments", {})))
-    return transformers.Trainer(model, settings, train_dataset=Sentences(), callbacks=[Kill()], **options)
+    callbacks = [*options.pop("callbacks", []), Kill()]
+    return transformers.Trainer(model, settings, train_dataset=Sentences(), callbacks=callbacks, **options)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -156,6 +157,23 @@ def test_trainer_learns(tmp_path):
     with torch.no_grad():
         accuracy = (model(**batch).logits.argmax(dim=1) == batch["labels"]).float().mean()
     assert accuracy > 0.95
+
+
+@pytest.mark.parametrize("make", [MAKERS["adam"], lambda model: torch.optim.AdamW(param_groups(model), lr=2e-3)])
+def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make):
+    def trainer(folder: str, model: nn.Module, kill_at: int | None = None) -> Any:
+        callbacks = [trainer_pruning(0.7, every=1)]
+        return hf_trainer(tmp_path / folder, model, kill_at, optimizers=(make(model), None), callbacks=callbacks)
+
+    straight, killed, resumed = bert(), bert(), bert()
+    trainer("a", straight).train()
+    matrices = [p for g in param_groups(straight) for p in g["params"] if g["name"] in ("attention", "matrices")]
+    zeros = torch.cat([p.flatten() for p in matrices]) == 0
+    assert zeros.double().mean() == pytest.approx(0.7, abs=1e-3)
+    with pytest.raises(Killed):
+        trainer("b", killed, 6).train()
+    trainer("b", resumed).train(resume_from_checkpoint=True)
+    assert same(resumed, straight)
 
 
 # Accelerate
@@ -315,3 +333,24 @@ def test_lightning_resumes_bit_equal(make, precision):
     if precision == "bf16-true":  # the weights are bf16, their masters and moments are not, after loading either
         states = trainer.optimizers[0].state.values()
         assert {t.dtype for state in states for t in state.values() if t.ndim} == {torch.float32}
+
+
+@pytest.mark.parametrize("make", [MAKERS["adam"], lambda model: torch.optim.AdamW(param_groups(model), lr=2e-3)])
+def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
+    lightning = pytest.importorskip("pytorch_lightning")
+    loader = DataLoader(points(), batch_size=8)
+
+    class Save(lightning.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+
+    options = {"default_root_dir": tmp_path, "max_epochs": 2, "enable_checkpointing": False}
+    straight, resumed = lightning_module(make), lightning_module(make)
+    callbacks = [lightning_pruning(0.7, every=1, end=0.6)]
+    lightning_trainer(callbacks=[*callbacks, Save()], **options).fit(straight, loader)
+    matrices = [p for g in param_groups(straight) for p in g["params"] if g["name"] in ("attention", "matrices")]
+    assert torch.cat([p.flatten() for p in matrices]).eq(0).double().mean() == pytest.approx(0.7, abs=1e-3)
+    trainer = lightning_trainer(callbacks=[lightning_pruning(0.7, every=1, end=0.6)], **options)
+    trainer.fit(resumed, loader, ckpt_path=str(tmp_path / "half.ckpt"))
+    assert same(straight, resumed)

@@ -101,6 +101,16 @@ def test_p_2_is_adamw(device, path, weight_decay, dtype):
     assert "mirror" not in optimizer.state[ours[0]]
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_betas_may_be_tensors(foreach):
+    results = []
+    for betas in ((0.5, 0.75), (torch.tensor(0.5), torch.tensor(0.75))):
+        params = start()
+        run(MirrorAdam(params, betas=betas, foreach=foreach), params, random_gradients(5))
+        results.append(flat(params))
+    assert torch.equal(*results)
+
+
 def test_steps_are_multiplicative_near_p_1():
     # All weights are multiplied by about exp(lr/(p − 1)), whatever their size and the gradient's.
     W = torch.nn.Parameter(torch.logspace(-4, 0, 5, dtype=torch.float64))

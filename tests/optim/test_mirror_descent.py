@@ -194,17 +194,40 @@ def test_roundings_do_not_add_up(p, foreach):
     assert error(flat(params), flat([W for W, _ in expected])) < 2**-24 * (1 / (p - 1))
 
 
-def test_a_weight_overwritten_through_data_cannot_blow_up():
-    # The mirror variable decides, whatever is in the weight.
+def test_a_weight_overwritten_through_data_goes_on_from_there():
     for value in (1e6, -1e6, 0.0, 1e-30, math.inf):
         w = torch.nn.Parameter(torch.full((4,), 0.01))
         optimizer = MirrorDescent([w], lr=1e-3)
         w.grad = torch.ones_like(w)
         optimizer.step()
-        theta = optimizer.state[w]["mirror"].clone()
         w.data.fill_(value)
         optimizer.step()
-        torch.testing.assert_close(optimizer.state[w]["mirror"], theta - 1e-3, rtol=1e-6, atol=0)
+        theta = math.copysign(abs(value) ** 0.1, value)
+        expected = torch.full((4,), theta - 1e-3)
+        torch.testing.assert_close(optimizer.state[w]["mirror"], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_training_that_diverges_is_named():
+    # Plain steps at a rate that is usual for SGD walk to inf at p = 1.1.
+    torch.manual_seed(0)
+    w = torch.nn.Parameter(torch.randn(20))
+    optimizer = MirrorDescent([w], lr=0.1, momentum=0.9)
+
+    def train() -> None:
+        for _ in range(64):
+            w.grad = w.detach() ** 3
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"weights of a group with p = 1.1 are inf or nan: lower lr.*normalize"):
+        train()
+
+
+def test_options_are_checked_before_parameters():
+    for options in ({"lr": -1.0}, {"p": 1.0}, {"momentum": -1.0}, {"nesterov": True}, {"weight_decay": -1.0}):
+        with pytest.raises(AttsvmError, match=next(iter(options))):
+            MirrorDescent([], **options)
+        with pytest.raises(AttsvmError, match=next(iter(options))):
+            MirrorDescent(None, **options)
 
 
 @pytest.mark.parametrize(

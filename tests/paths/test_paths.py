@@ -13,6 +13,7 @@ from torch import Tensor
 from attsvm import AttsvmError, LinearHead, Lp, QuadraticHead, TokenData, att_svm, example2, figure1, solve, sphere
 from attsvm.diagnostics import is_locally_optimal
 from attsvm.paths import RegularizationPath, regularization_path
+from attsvm.paths._branches import Row, _thick
 
 RADII = [0.3, 3.0, 30.0, 300.0, 3000.0]
 
@@ -308,3 +309,67 @@ def test_bad_data(data: TokenData):
         regularization_path(replace(data, head=None), radii=[1.0])
     with pytest.raises(AttsvmError, match="tokens must be given for a joint path"):
         regularization_path(sphere(6, 8, 10), "l2", "joint", radii=[1.0])
+
+
+def row_of(loss: float, slopes: list[float], W: float = 0.0) -> Row:
+    x = torch.tensor([loss], dtype=torch.float64)
+    return Row({"W": torch.full((1, 1, 1), W)}, x, torch.tensor([slopes], dtype=torch.float64), x, x, x > 0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "beats"),
+    [
+        ((1.0, [0.0, 0.0]), (2.0, [-9.0, -9.0]), True),  # the loss decides
+        ((2.0, [-9.0, -9.0]), (1.0, [0.0, 0.0]), False),
+        ((1.0, [-1.0, 5.0]), (1.0, [0.0, -5.0]), True),  # equal losses: the slope in v
+        ((1.0, [0.0, -5.0]), (1.0, [-1.0, 5.0]), False),
+        ((1.0, [0.0, -5.0]), (1.0, [0.0, -4.0]), True),  # equal slopes in v, too: that in W
+        ((1.0, [0.0, -4.0]), (1.0, [0.0, -5.0]), False),
+        ((1.0, [0.0, -5.0]), (1.0 + 1e-13, [0.0, -5.0]), False),  # nothing but rounding
+    ],
+)
+def test_branches_are_compared_by_loss_then_by_slopes(mine: tuple, theirs: tuple, beats: bool) -> None:
+    first, second = row_of(*mine, W=1.0), row_of(*theirs, W=2.0)
+    assert first.beats(second).tolist() == [beats]
+    chosen = first.where(first.beats(second), second)
+    assert chosen.blocks["W"].item() == (1.0 if beats else 2.0)
+
+
+@pytest.mark.parametrize("m", [2, 4, 6])
+def test_a_start_of_low_rank_is_made_thick(m: int) -> None:
+    """A zero singular value of K Qᵀ has zero gradient: it would stay zero."""
+    W = torch.outer(torch.arange(1.0, 5), torch.tensor([1.0, -2.0, 0.5]))[None].double()
+    blocks = _thick(W, m)
+    assert blocks["K"].shape == (1, 4, m)
+    assert blocks["Q"].shape == (1, 3, m)
+    product = blocks["K"] @ blocks["Q"].mT
+    assert torch.linalg.matrix_norm(product - W) < 1e-4 * torch.linalg.matrix_norm(W)
+    sigma = torch.linalg.svdvals(product)[0]
+    expected = [1.0, 1e-5, 1e-5][: min(m, 3)]
+    torch.testing.assert_close(
+        sigma[: len(expected)] / sigma[0], torch.tensor(expected).double(), rtol=1e-6, atol=1e-12
+    )
+    torch.testing.assert_close(blocks["K"].norm(), blocks["Q"].norm())  # balanced
+
+
+def test_a_joint_path_with_masks_is_that_of_its_trials_without_the_hidden_tokens() -> None:
+    whole = sphere(2, 4, 3, trials=3, seed=5)
+    mask = torch.ones(3, 2, 1, 4, dtype=torch.bool)
+    mask[:, 0, 0, 1] = False
+    mask[1, 1, 0, 3] = False
+    changed = whole.X.clone()
+    changed[:, 0, 1] += 10.0
+    changed[1, 1, 3] -= 10.0
+    options = {"parameterization": "joint", "radii": [2.0, 20.0]}
+    together = regularization_path(TokenData(whole.X, whole.Z, whole.Y, mask), "l2", **options)
+    assert together.converged.all()
+    other = regularization_path(TokenData(changed, whole.Z, whole.Y, mask), "l2", **options)
+    assert mask.gather(-1, together.tokens[..., None]).all()
+    assert torch.equal(other.tokens, together.tokens)
+    for name in ("W", "v", "loss"):
+        torch.testing.assert_close(getattr(other, name), getattr(together, name), rtol=1e-5, atol=1e-7)
+    for b in range(3):
+        some = TokenData(whole.X[[b]], whole.Z[[b]], whole.Y[[b]], mask[[b]])
+        alone = regularization_path(some, "l2", **options)
+        for name in ("W", "v", "loss"):
+            torch.testing.assert_close(getattr(alone, name)[:, 0], getattr(together, name)[:, b], rtol=1e-5, atol=1e-7)

@@ -87,10 +87,10 @@ def test_the_start_knows_how_frequent_the_classes_are(classes: int) -> None:
     assert np.abs(gradient[-problem.outputs :]).max() < 1e-12  # the best bias of all, as long as no word speaks
 
 
-def balanced_problem(penalty: float) -> ExactProblem:
+def balanced_problem(penalty: float, sigma: float = 0.5) -> ExactProblem:
     texts, labels = make_texts(400, common=2000, length=30)
     _, x = learn_features(WordTokenizer()(texts), 1, 1)
-    problem = ExactProblem(x, (labels[:, None] == 1).astype(float), np.ones(400), p=2, sigma=0.5)
+    problem = ExactProblem(x, (labels[:, None] == 1).astype(float), np.ones(400), p=2, sigma=sigma)
     problem.set_penalty(penalty)
     return problem
 
@@ -105,7 +105,8 @@ def test_the_scaled_variables_have_curvature_one(penalty: float) -> None:
         flat[problem.columns + s] = h
         slope = problem.objective(flat)[1] - problem.objective(start)[1]
         assert slope[problem.columns + s] / h == pytest.approx(1, abs=1e-4)
-    # The importances have it where the directions are ±√T/4: Gauss and Newton's form of it, by hand.
+    problem = balanced_problem(penalty, sigma=50)  # so that the loss has a part in the curvature of the importances
+    # They have it where the directions are ±√T/4: Gauss and Newton's form of it, by hand.
     random = np.random.default_rng(0)
     b = random.choice([-1, 1], size=problem.columns) * np.sqrt(problem.length) / 4
     attention = (
@@ -318,15 +319,16 @@ def test_the_same_texts_are_held_out_however_often_and_in_what_order_they_stand(
     parts = [
         [
             {text for text, away in zip(chosen, part) if away}
-            for part in hold_out(chosen, place, np.ones(len(chosen)), 0.1, np.random.RandomState(0))
+            for part in hold_out(chosen, place, np.ones(len(chosen)), None, np.random.RandomState(0))
         ]
         for chosen, place in fields
     ]
-    assert len(parts[0]) > 1
     assert parts[0] == parts[1]
-    assert not set.intersection(*parts[0])
+    assert sum(map(len, parts[0])) == len(set.union(*parts[0])) == 300  # each text once
     for part in parts[0]:
-        assert np.bincount([labels[texts.index(text)] for text in part]).tolist() == [10, 10, 10]
+        assert np.bincount([labels[texts.index(text)] for text in part]).tolist() == [20, 20, 20]
+    (one,) = hold_out(texts, labels, np.ones(300), 0.1, np.random.RandomState(0))
+    assert one.sum() == 30
 
 
 def test_balanced_weights_lift_the_rare_class() -> None:

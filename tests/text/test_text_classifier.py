@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class OnNumbers(AttentionTextClassifier):
 
 
 @parametrize_with_checks(
-    [OnNumbers(random_state=0)],
+    [OnNumbers(validation_fraction=0.1, random_state=0)],
     expected_failed_checks=lambda estimator: {
         "check_sample_weight_equivalence_on_dense_data": "holds to the tolerance of the fit; the check asks for 1e-7",
     },
@@ -128,10 +129,10 @@ def test_fit_changes_no_parameter_and_starts_anew(fitted: AttentionTextClassifie
 
 
 def test_the_seed_decides() -> None:
-    first, second = (AttentionTextClassifier(random_state=3).fit(TEXTS, LABELS) for _ in range(2))
+    first, second = (AttentionTextClassifier(ngrams=1, random_state=3).fit(TEXTS, LABELS) for _ in range(2))
     assert np.array_equal(first.predict_proba(TEXTS), second.predict_proba(TEXTS))
     assert first.path_ == second.path_
-    assert first.path_ != AttentionTextClassifier(random_state=4).fit(TEXTS, LABELS).path_
+    assert first.path_ != AttentionTextClassifier(ngrams=1, random_state=4).fit(TEXTS, LABELS).path_
     AttentionTextClassifier(random_state=np.random.RandomState(0)).fit(TEXTS, LABELS)
 
 
@@ -235,6 +236,7 @@ def test_a_model_that_cannot_be_written_leaves_the_old_one(
     fitted.save(tmp_path)
     old = json.loads((tmp_path / "model.json").read_text())
     del old["digest"]  # as older models are
+    old["format"] = "attsvm text classifier 1"
     (tmp_path / "model.json").write_text(json.dumps(old))
     assert np.array_equal(AttentionTextClassifier.load(tmp_path).predict_proba(TEXTS), fitted.predict_proba(TEXTS))
 
@@ -245,8 +247,8 @@ def test_damaged_models_are_refused(fitted: AttentionTextClassifier, tmp_path: P
     fitted.save(tmp_path)
     whole = (tmp_path / "model.json").read_text()
     for damaged, sentence in (
-        ("{", "not a readable model"),
-        (whole.replace("classifier 1", "classifier 9"), "has format"),
+        ("{", "cannot be read as a text model"),
+        (whole.replace("attsvm-text-model/1", "attsvm-text-model/9"), "format must be one of"),
         (whole.replace('"words"', '"w"'), "not a readable model"),
         (whole.replace('"w1",', ""), "do not belong together"),
     ):
@@ -353,7 +355,7 @@ def test_few_texts(count: int) -> None:
 def test_twenty_classes_and_five_hundred_texts() -> None:
     texts, labels = make_texts(500, 20, length=30)
     fresh, truth = make_texts(200, 20, length=30, seed=1)
-    model = AttentionTextClassifier(random_state=0).fit(texts, labels)
+    model = AttentionTextClassifier(ngrams=1, validation_fraction=0.1, random_state=0).fit(texts, labels)
     assert model.score(fresh, truth) > 0.9
     assert model.words_.direction.shape[1] == 20
 
@@ -417,3 +419,46 @@ def test_the_text_of_an_explanation(fitted: AttentionTextClassifier) -> None:
     assert len(list(fitted.words_)) == len(fitted.words_)
     buffer = io.BytesIO()
     pickle.dump(one, buffer)
+
+
+def test_a_kill_between_two_files_leaves_the_old_model_or_the_new_one(
+    fitted: AttentionTextClassifier, tmp_path: Path
+) -> None:
+    other = AttentionTextClassifier(penalty=1.0).fit(TEXTS[::-1], LABELS)
+    place, new = tmp_path / "model", tmp_path / "new"
+    fitted.save(place)
+    other.save(new)
+    digest = json.loads((new / "model.json").read_text())["digest"][:12]
+    shutil.copy(new / "model.safetensors", place / f"model-{digest}.safetensors")  # the numbers are there, no JSON yet
+    assert np.array_equal(AttentionTextClassifier.load(place).predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+    shutil.copy(new / "model.json", place / "model.json")  # not yet renamed
+    assert np.array_equal(AttentionTextClassifier.load(place).predict_proba(TEXTS), other.predict_proba(TEXTS))
+    fitted.save(place)
+    assert sorted(path.name for path in place.iterdir()) == ["model.json", "model.safetensors"]
+    assert np.array_equal(AttentionTextClassifier.load(place).predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"words": ["a", 3]},
+        {"words": "abc"},
+        {"levels": [1, "a"]},
+        {"cls": float("nan")},
+        {"classes": {"values": [1], "dtype": "<i8"}},
+        {"classes": {"values": [1, 1], "dtype": "<i8"}},
+        {"classes": {"values": [1, 2], "dtype": "<U1"}},
+        {"classes": {"values": [[1], [2, 3]], "dtype": "<i8"}},
+        {"path": [{"penalty": 1}]},
+        {"settings": {"unknown": 3}},
+        {"tokenizer": {"kind": "pty", "stop": [], "stem": None}},
+        {"tokenizer": {"kind": "WordTokenizer", "stop": [], "stem": "klingon"}},
+        {"tokenizer": {"kind": "WordPieceTokenizer", "stop": [], "stem": None}},
+    ],
+)
+def test_wrong_descriptions_are_refused(fitted: AttentionTextClassifier, tmp_path: Path, change: dict) -> None:
+    fitted.save(tmp_path)
+    content = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(content | change))
+    with pytest.raises(AttsvmError, match=r"model|tokenizer"):
+        AttentionTextClassifier.load(tmp_path)

@@ -65,11 +65,11 @@ def test_the_page_shows_both_signs_where_they_differ(model: AttentionTextClassif
         assert f"{contribution:+.3f}" in row
         assert f"{-effect:+.3f}" in row
         assert ('class="opposed"' in row) == (contribution * effect < 0)
-    assert "less than the rest of the text does" in page
+    assert "but more strongly" in page
     assert "leaving it out" in str(next(one for one in model.explain(make_texts(200)[0]) if one.opposed[:10].any()))
     plain = model.explain(["c1m1"])[0]
     assert not plain.opposed.any()
-    assert "less than the rest" not in plain._repr_html_()
+    assert "but more strongly" not in plain._repr_html_()
 
 
 def test_fragments(model: AttentionTextClassifier, explanations: Explanations) -> None:

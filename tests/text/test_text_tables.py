@@ -63,7 +63,7 @@ def test_a_long_row(tmp_path: Path) -> None:
         (["good", ""], "row 1 has no label"),
         ([1.0, float("nan")], "row 1 has no label"),
         ([1.5, 2.0], "must hold whole numbers or texts, but it holds fractions"),
-        ([[0], [1]], "must hold one label a row"),
+        ([[0], [1]], "must hold one label per row"),
         ([datetime.date(2026, 1, 1)] * 2, "must hold whole numbers or texts, but it holds date"),
         ([b"good", b"bad"], "must hold whole numbers or texts, but it holds binary"),
     ],

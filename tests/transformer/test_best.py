@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from attsvm import AttsvmError
 from attsvm.cli._transformer import app
-from attsvm.transformer import Progress, Settings, evaluate, fit, load_model, synthetic_sentiment
+from attsvm.transformer import Reached, Settings, evaluate, fit, load_model, synthetic_sentiment
 from attsvm.transformer._checkpoint import read_run
 from attsvm.transformer._evaluate import best_epoch
 
@@ -28,7 +28,7 @@ class Watch:
         self.nan_from, self.steps = nan_from, 0
         self.weights: list[dict[str, torch.Tensor]] = []
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Reached) -> None:
         self.steps += 1
         if progress.epoch >= self.nan_from:
             torch.nn.init.constant_(next(progress.model.parameters()), math.nan)
@@ -94,7 +94,7 @@ def test_a_diverged_run_has_its_best_weights(tmp_path: Path) -> None:
 
 
 def test_weights_that_the_last_step_lost_are_seen_at_once(tmp_path: Path) -> None:
-    def lose(progress: Progress) -> None:
+    def lose(progress: Reached) -> None:
         if progress.batch == progress.batches:
             torch.nn.init.constant_(next(progress.model.parameters()), math.nan)
 
@@ -119,7 +119,7 @@ def test_fewer_epochs_than_are_done_train_nothing(tmp_path: Path) -> None:
 
 
 def command(out: Path, *options: str) -> Any:
-    small = "--data synthetic --layers 1 --width 8 --hidden 8 --batch 64 --quiet --lr"
+    small = "synthetic --layers 1 --width 8 --hidden 8 --batch 64 --quiet --lr"
     return CliRunner().invoke(app, ["fit", *small.split(), *options, "--out", str(out)])
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from attsvm import AttsvmError
 from attsvm.transformer import (
-    Progress,
+    Reached,
     Settings,
     evaluate,
     fit,
@@ -48,7 +48,7 @@ class Killed(Exception):
 
 
 def kill_at(step: int, batches: int):
-    def report(progress: Progress) -> None:
+    def report(progress: Reached) -> None:
         if progress.epoch * batches + progress.batch == step:
             raise Killed
 
@@ -308,12 +308,12 @@ def test_a_process_without_rows_has_no_gradient() -> None:
 def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attsvm.cli import _transformer
 
-    options = "--data synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
+    options = "synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
     straight, cut = ([*options.split(), str(tmp_path / name)] for name in ("straight", "cut"))
     assert CliRunner().invoke(_transformer.app, ["fit", *straight]).exit_code == 0
-    seen: list[Progress] = []
+    seen: list[Reached] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: Reached) -> None:
         seen.append(progress)
         if len(seen) == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -322,7 +322,7 @@ def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patched.setattr(_transformer, "_told", lambda *_: interrupt)
         stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
     assert stopped.exit_code == 130
-    assert "the same command goes on from there" in stopped.output
+    assert "the same command resumes it" in stopped.output
     assert (tmp_path / "cut" / "checkpoint.safetensors").is_file()
     assert CliRunner().invoke(_transformer.app, ["fit", *cut]).exit_code == 0
     a, b = (load_model(tmp_path / name).state_dict() for name in ("straight", "cut"))

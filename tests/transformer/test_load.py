@@ -36,7 +36,7 @@ from attsvm.transformer import (
     synthetic_sentiment,
     tiny_images,
 )
-from attsvm.transformer._data import Batch
+from attsvm.transformer._data import MiniBatch
 from attsvm.transformer._synthetic import PIVOTS, WORDS
 
 REVIEWS = [("a good film", 1), ("a dull film and a dull plot", 0), ("great", 1), ("awful ending", 0)]
@@ -197,12 +197,12 @@ def test_cifar_from_a_folder_and_a_table(tmp_path: Path) -> None:
         assert np.array_equal(data.train.pixels.numpy(), pixels[:14])
         assert np.array_equal(data.test.labels.numpy(), labels[14:])
         assert data.classes == 10
-        (x,) = data.train.take(Batch(torch.arange(14), torch.ones(14)))
+        (x,) = data.train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert x.shape == (14, 3, 48, 48)
         save_data(data, tmp_path / "pixels.npz")
-        (again,) = load_data(tmp_path / "pixels.npz").train.take(Batch(torch.arange(14), torch.ones(14)))
+        (again,) = load_data(tmp_path / "pixels.npz").train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert torch.equal(again, x)
-        (unscaled,) = load_data(place, size=32).train.take(Batch(torch.arange(14), torch.ones(14)))
+        (unscaled,) = load_data(place, size=32).train.take(MiniBatch(torch.arange(14), torch.ones(14)))
         assert unscaled.mean().abs() < 1e-5
         assert (unscaled.std() - 1).abs() < 1e-2
 
@@ -221,8 +221,8 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 def test_shifts_move_pixels_and_make_none() -> None:
     data = tiny_images(30, 5)
     torch.manual_seed(0)
-    (moved,) = data.train.take(Batch(torch.arange(30), torch.ones(30)), training=True)
-    (still,) = data.train.take(Batch(torch.arange(30), torch.ones(30)))
+    (moved,) = data.train.take(MiniBatch(torch.arange(30), torch.ones(30)), training=True)
+    (still,) = data.train.take(MiniBatch(torch.arange(30), torch.ones(30)))
     assert moved.shape == still.shape
     assert not torch.equal(moved, still)
     for a, b in zip(moved, still):  # the middle survives, mirrored or not, wherever it went
@@ -270,42 +270,42 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
     np.savez(torch_file, a=np.zeros(3))
     found = ["--tokenizer", str(tokenizer)]
     cases = [
-        (["--data", str(good)], "texts need a tokenizer"),
-        (["--data", str(good), "--tokenizer", str(tmp_path / "no.json")], "is not a file"),
-        (["--data", str(good), "--tokenizer", str(broken)], "not a readable tokenizer.json"),
-        (["--data", str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
-        (["--data", str(words), *found], "labels must be 0 or 1, but the column holds"),
-        (["--data", str(one), *found], "no row whose split is 'test'"),
-        (["--data", str(numbers), *found], "'split' must hold texts, but it holds int64"),
-        (["--data", str(lists), *found], "'label' must hold one label a row, but it holds list"),
-        (["--data", str(short)], "must have a label for every image, but it has 6 and 4"),
-        (["--data", str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
-        (["--data", str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),
-        (["--data", "synthetic", "--seed", str(2**63 - 1)], "seed must be a whole number in 0"),
-        (["--data", "synthetic", "--device", "meta"], "not available here"),
-        (["--data", str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
-        (["--data", str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
-        (["--data", str(tmp_path / "none.parquet"), *found], "is not a file"),
-        (["--data", str(torch_file)], "must hold token numbers or pixels"),
-        (["--data", "synthetic", "--p", "1"], "p must be above 1"),
-        (["--data", "synthetic", "--heads", "3"], "width must be a multiple of heads"),
+        ([str(good)], "texts need a tokenizer"),
+        ([str(good), "--tokenizer", str(tmp_path / "no.json")], "is not a file"),
+        ([str(good), "--tokenizer", str(broken)], "not a readable tokenizer.json"),
+        ([str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
+        ([str(words), *found], "labels must be 0 or 1, but the column holds"),
+        ([str(one), *found], "no row whose split is 'test'"),
+        ([str(numbers), *found], "'split' must hold texts, but it holds int64"),
+        ([str(lists), *found], "'label' must hold one label per row, but it holds list"),
+        ([str(short)], "must have a label for every image, but it has 6 and 4"),
+        ([str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
+        ([str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),
+        (["synthetic", "--seed", str(2**63 - 1)], "seed must be a whole number in 0"),
+        (["synthetic", "--device", "meta"], "not available here"),
+        ([str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),
+        ([str(tmp_path / "empty")], "must be aclImdb .* or CIFAR-10"),
+        ([str(tmp_path / "none.parquet"), *found], "is not a file"),
+        ([str(torch_file)], "must hold token numbers or pixels"),
+        (["synthetic", "--p", "1"], "p must be above 1"),
+        (["synthetic", "--heads", "3"], "width must be a multiple of heads"),
         (
-            ["--data", "synthetic", "--optimizer", "mirror-adam", "--momentum", "0.9"],
+            ["synthetic", "--optimizer", "mirror-adam", "--momentum", "0.9"],
             "--momentum is for mirror-descent",
         ),
         (
-            ["--data", "synthetic", "--optimizer", "adamw", "--p", "1.1"],
+            ["synthetic", "--optimizer", "adamw", "--p", "1.1"],
             "--p is for mirror-descent and mirror-adam, but",
         ),
-        (["--data", "synthetic", "--optimizer", "sgd", "--groups", "all"], "--groups is for .* --optimizer is sgd"),
-        (["--data", "synthetic", *found], "--tokenizer is for texts, but synthetic has token numbers already"),
-        (["--data", "synthetic", "--patch", "2"], "--patch is for images, but synthetic has texts"),
-        (["--data", "tiny-images", *found], "--tokenizer is for texts, but tiny-images has images: leave it out"),
-        (["--data", "tiny-images", "--length", "32"], "--length is for texts"),
-        (["--data", "tiny-images", "--mixed"], "--group or --mixed is for texts"),
+        (["synthetic", "--optimizer", "sgd", "--groups", "all"], "--groups is for .* --optimizer is sgd"),
+        (["synthetic", *found], "--tokenizer is for texts, but synthetic has token numbers already"),
+        (["synthetic", "--patch", "2"], "--patch is for images, but synthetic has texts"),
+        (["tiny-images", *found], "--tokenizer is for texts, but tiny-images has images: leave it out"),
+        (["tiny-images", "--length", "32"], "--length is for texts"),
+        (["tiny-images", "--mixed"], "--group or --mixed is for texts"),
     ]
     if not torch.cuda.is_available():
-        cases.append((["--data", "synthetic", "--device", "cuda"], "not available here: use cpu"))
+        cases.append((["synthetic", "--device", "cuda"], "not available here: use cpu"))
     for arguments, message in cases:
         with pytest.raises(AttsvmError, match=message):
             raise fit_command(*arguments, out=tmp_path / "run").exception
@@ -316,21 +316,19 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
 
 def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     table = write_reviews(tmp_path / "good.parquet", both(REVIEWS))
-    tokens = ["tokens", "--data", str(table), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "tokens.npz")]
+    tokens = ["tokens", str(table), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "tokens.npz")]
     assert "4 train and 4 test rows" in CliRunner().invoke(app, tokens).output
-    done = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "mirror-adam", out=tmp_path / "run")
+    done = fit_command(str(tmp_path / "tokens.npz"), "--optimizer", "mirror-adam", out=tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert "1 epochs (all epochs done)" in done.output
     metrics = pq.read_table(tmp_path / "run" / "metrics.parquet")
     assert metrics["epoch"].to_pylist() == [1]
     assert 0 <= metrics["test_accuracy"][0].as_py() <= 1
-    other = fit_command("--data", str(tmp_path / "tokens.npz"), "--optimizer", "adamw", out=tmp_path / "run")
+    other = fit_command(str(tmp_path / "tokens.npz"), "--optimizer", "adamw", out=tmp_path / "run")
     assert "holds another run" in str(other.exception)
-    seen = fit_command("--data", "tiny-images", "--heads", "2", out=tmp_path / "images")
+    seen = fit_command("tiny-images", "--heads", "2", out=tmp_path / "images")
     assert seen.exit_code == 0, seen.output
-    lost = fit_command(
-        "--data", "synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost"
-    )
+    lost = fit_command("synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost")
     with pytest.raises(AttsvmError, match="diverged in epoch 1: take a smaller --lr than 1e"):
         raise lost.exception
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from made_tokenizer import write_tokenizer
 
 from attsvm import AttsvmError
+from attsvm.experiments._transformer_runs import Piece, plan, read_piece, rounded, run_piece
+from attsvm.files import write_json
 from attsvm.transformer import (
     Probes,
     Settings,
@@ -20,6 +22,7 @@ from attsvm.transformer import (
     class_attention,
     encode_probes,
     evaluate,
+    fit,
     load_probes,
     make_model,
     pivotal_reviews,
@@ -30,7 +33,6 @@ from attsvm.transformer import (
     weight_summary,
 )
 from attsvm.transformer._measure import gini
-from attsvm.transformer._pieces import Piece, missing, plan, read_piece, run_piece, write_piece
 
 TEXTS = synthetic_sentiment(48, 20, length=16)
 SMALL = Settings("adamw", lr=1e-3, sizes={"width": 12, "hidden": 12, "layers": 2, "length": 32}, batch=16, epochs=2)
@@ -139,7 +141,6 @@ def test_attention_of_the_class_token(probes: Probes) -> None:
 
 def test_of_a_diverged_run_nothing_is_measured(probes: Probes) -> None:
     lost = run_piece(Piece("one", "imdb", replace(SMALL, optimizer="sgd", lr=1e30)), TEXTS, probes=probes)
-    assert lost is not None
     assert lost["stopped"] == "diverged"
     assert not {"weights", "pruning", "probes"} & lost.keys()
     network = make_model(SMALL, replace(TEXTS, vocabulary=int(probes.tokens.max()) + 1))
@@ -148,29 +149,30 @@ def test_of_a_diverged_run_nothing_is_measured(probes: Probes) -> None:
         class_attention(network, probes)
 
 
-def test_pieces_finish_in_several_sittings(tmp_path: Path) -> None:
+def test_a_killed_piece_resumes_bit_for_bit(tmp_path: Path) -> None:
     piece = Piece("one", "imdb", SMALL)
     straight = run_piece(piece, TEXTS)
-    assert straight is not None
     assert straight["stopped"] == "epochs"
-    assert run_piece(piece, TEXTS, work=tmp_path / "work", stop=lambda: True) is None  # no epoch yet
-    stops = iter([False, False, True])
-    half = run_piece(piece, TEXTS, work=tmp_path / "work", stop=lambda: next(stops))
-    assert half is not None
-    assert (half["stopped"], len(half["history"]["epoch"])) == ("interrupted", 1)
-    write_piece(tmp_path, half)
-    assert missing(tmp_path, [piece]) == [piece]
-    assert read_piece(tmp_path, piece, unfinished=True) is not None
+    stops = iter([False] * 4 + [True])
+    fit(TEXTS, SMALL, out=tmp_path / "work", stop=lambda: next(stops))  # what a kill leaves is a checkpoint
     whole = run_piece(piece, TEXTS, work=tmp_path / "work")
-    assert whole is not None
-    assert whole["weights"] == straight["weights"]  # the same bits
+    assert whole["weights"] == straight["weights"]
     assert whole["history"]["test_loss"] == straight["history"]["test_loss"]
-    write_piece(tmp_path, whole)
-    assert missing(tmp_path, [piece]) == []
-    assert read_piece(tmp_path, piece, unfinished=True) is None
-    assert missing(tmp_path, [replace(piece, settings=replace(SMALL, lr=2e-3))])  # another setting is another piece
+
+
+def test_kept_results_are_checked(tmp_path: Path) -> None:
+    piece = Piece("one", "imdb", SMALL)
+    result = {"name": "one", "settings": SMALL.to_dict(), "history": {"epoch": [1], "test_accuracy": [0.5]}}
+    assert read_piece(tmp_path, piece) is None
+    write_json(tmp_path / "one.json", rounded(result))
+    assert read_piece(tmp_path, piece) is not None
+    assert read_piece(tmp_path, replace(piece, settings=replace(SMALL, lr=2e-3))) is None
+    for wrong in ({"history": {"epoch": ["a"]}}, {"settings": 3}, {"probes": {}}, {"weights": [1]}):
+        write_json(tmp_path / "one.json", rounded(result) | wrong)
+        with pytest.raises(AttsvmError, match=r"one\.json"):
+            read_piece(tmp_path, piece)
     (tmp_path / "one.json").write_text("{")
-    with pytest.raises(AttsvmError, match="cannot be read"):
+    with pytest.raises(AttsvmError, match="cannot be read as the result of a run"):
         read_piece(tmp_path, piece)
 
 

@@ -11,7 +11,7 @@ import typer
 from attsvm._version import __version__
 from attsvm.cli._data import app as data_app
 from attsvm.cli._report import report_command
-from attsvm.cli._reproduce import reproduce_command
+from attsvm.cli._reproduce import new_experiment_command, reproduce_command
 from attsvm.cli._solve import solve_command
 from attsvm.cli._text import app as text_app
 from attsvm.cli._train import train_command
@@ -38,6 +38,7 @@ app.command("train")(train_command)
 app.command("verdict")(verdict_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
+app.command("new-experiment")(new_experiment_command)
 
 
 def _version(value: bool) -> None:
@@ -52,6 +53,6 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # On the small tensors of these problems more threads cost more than they give.
+    # On the small tensors of these problems, more threads cost more than they gain.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

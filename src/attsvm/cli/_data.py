@@ -17,7 +17,7 @@ T = Annotated[int, typer.Option("--tokens", min=1, help="Tokens in a sequence.")
 D = Annotated[int, typer.Option("--dim", min=1, help="Dimension of a token.")]
 Trials = Annotated[int, typer.Option(min=0, help="Independent trials.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed; trial k is the same whatever the number of trials.")]
-Queries = Annotated[int, typer.Option(min=1, help="Queries a sequence (K).")]
+Queries = Annotated[int, typer.Option(min=1, help="Queries per sequence (K).")]
 Out = Annotated[Path, typer.Option("--out", help="File to write, .npz or .safetensors.")]
 
 
@@ -37,7 +37,7 @@ def sphere(
     queries: Queries = 1,
     self_attention: Annotated[bool, typer.Option("--self-attention", help="Queries are the first tokens.")] = False,
     causal: Annotated[
-        bool, typer.Option("--causal", help="One query a token, which sees the tokens up to its own.")
+        bool, typer.Option("--causal", help="One query per token, which sees the tokens up to its own.")
     ] = False,
     min_score_gap: Annotated[
         float, typer.Option(min=0, help="Smallest gap between the best and the second best score.")

@@ -15,20 +15,27 @@ from attsvm.cli._common import console
 
 def report_command(
     runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
+    experiments: Annotated[
+        list[Path] | None, typer.Argument(help="Files of your own experiments in it, ./mine.py.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="The report, one HTML file that opens offline.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures as PDF and SVG.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser, where there is a display.")] = False,
 ) -> None:
     """Write the figures, checks and provenance of all experiments in a folder into one page."""
-    from attsvm.report import export_figures, gather, write_report
+    from attsvm.experiments import load_experiments
+    from attsvm.report import export_figures, gather, strangers, write_report
 
-    sections = gather(runs)
+    own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
+    sections = gather(runs, own)
     output = console()
     write_report(sections, runs, out)
     output.print(f"wrote {out}: {len(sections)} experiments", highlight=False)
     if figures is not None:
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}", highlight=False)
+    if others := strangers(runs, own):
+        output.print(f"left out: {', '.join(others)}; name their files to include them", highlight=False)
     if show and _has_display():
         webbrowser.open(out.resolve().as_uri())
 

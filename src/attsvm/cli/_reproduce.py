@@ -13,27 +13,31 @@ from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
-from attsvm.files import make_folder
-from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
-    from attsvm.experiments import Batch, Experiment
+    from attsvm.experiments import Experiment
 
 
 def reproduce_command(
-    experiments: Annotated[list[str] | None, typer.Argument(help="Ids, or all.", show_default=False)] = None,
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Ids, all, or own files, ./mine.py.", show_default=False)
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds an experiment.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few trials: seconds per experiment.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the rows; what is there already is not computed again.")] = Path(
         "runs"
     ),
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Local processes; 0 computes in this one. One a core if not given.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Local processes; 0 computes in this one. If not given, one per core, or 0 on a GPU.",
+        ),
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option(help="Dask scheduler, tcp://host:8786, to compute on its workers instead.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: then everything runs in this process.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     data: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH of a data set that experiments need; repeatable. Also a Hugging Face name."),
@@ -44,10 +48,8 @@ def reproduce_command(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Reproduce figures and theorems of the papers, and check whether each came out."""
-    from attsvm.experiments import CATALOG, find
-    from attsvm.experiments._runner import Backend, run_experiments
-    from attsvm.experiments._sources import open_sources, with_data
+    """Reproduce figures and theorems of the papers, or run an experiment of your own; check whether each came out."""
+    from attsvm.experiments import CATALOG, Backend, find, open_sources, run_experiments, with_data
 
     if listed:
         _list(list(CATALOG.values()))
@@ -55,27 +57,18 @@ def reproduce_command(
     if not experiments:
         raise AttsvmError("experiments must be named, or all: see attsvm reproduce --list.")
     found = find(experiments)
-    sources = open_sources(data or [], CATALOG.values())
-    chosen, left_out = with_data(found, sources, experiments)
+    sources = open_sources(data or [], [*CATALOG.values(), *found])
+    own = [experiment.id for experiment in found if experiment.id not in CATALOG]
+    chosen, left_out = with_data(found, sources, [*experiments, *own])
     if jobs is not None and (scheduler is not None or workers):
         raise AttsvmError("--jobs computes elsewhere: leave --workers and --scheduler out.")
     if device != "cpu" and jobs is None:
         as_device(device)
-        if scheduler is not None or workers:
-            raise AttsvmError(f"--device {device} computes in this process: leave --workers and --scheduler out.")
-        workers = 0
+        if scheduler is not None:
+            raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
+        workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
-    make_folder(out)
-    batches = [batch for experiment in chosen for batch in experiment.batches(quick, device)]
-    done: list[Batch] = []
-    with progress_bar(not quiet, 0, sum(batch.cost for batch in batches), "reproduce") as tell:
-
-        def report(batch: Batch) -> None:
-            done.append(batch)
-            words = f"{batch.experiment.id:12} {len(done)} of {len(batches)} batches"
-            tell(sum(batch.cost for batch in done), words)
-
-        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, report=report)
+    run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
     for line in left_out:
         console().print(line, highlight=False)
     waiting = _unfinished(chosen, out)
@@ -83,10 +76,25 @@ def reproduce_command(
         output = console()
         output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run", highlight=False)
         output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …", highlight=False)
-        output.print("bring the folder back, and give this command again.", highlight=False)
+        output.print("bring the folder back, and run this command again.", highlight=False)
         raise typer.Exit(INCOMPLETE)
-    if not _judge(chosen, out):
+    if not _judge(chosen, out, [name for name in experiments if name.endswith(".py")]):
         raise typer.Exit(INCOMPLETE)
+
+
+def new_experiment_command(
+    name: Annotated[str, typer.Argument(help="Its id: lower-case letters, digits and hyphens.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="The file to write; NAME.py here if not given.")] = None,
+) -> None:
+    """Write a file with an experiment that runs as it is, to be changed into your own."""
+    from attsvm.experiments import write_template
+
+    path = write_template(name, out)
+    console().print(f"wrote {path}; attsvm reproduce {_typed(path)} --quick runs it", highlight=False)
+
+
+def _typed(path: Path) -> str:
+    return str(path) if path.is_absolute() else f"./{path}"
 
 
 def _list(experiments: list[Experiment]) -> None:
@@ -100,16 +108,15 @@ def _list(experiments: list[Experiment]) -> None:
 
 def _unfinished(experiments: list[Experiment], out: Path) -> int:
     """Batches without rows: with --jobs they may still be elsewhere."""
-    from attsvm.experiments._store import read_stored
+    from attsvm.experiments import read_stored
 
     stored = [read_stored(out, experiment) for experiment in experiments]
     return sum(len(run.batches) - len(run.paths) for run in stored if run is not None)
 
 
-def _judge(experiments: list[Experiment], out: Path) -> bool:
-    """Print what came of every experiment; did all checks pass, or fail for a reason that is given?"""
-    from attsvm.experiments import fine, verdict_line
-    from attsvm.experiments._store import read_stored
+def _judge(experiments: list[Experiment], out: Path, files: list[str]) -> bool:
+    """Print the result of every experiment; did all checks pass, or fail for a reason that is given?"""
+    from attsvm.experiments import fine, read_stored, verdict_line
 
     table = Table("experiment", "seconds", "verdict")
     good = True
@@ -122,7 +129,7 @@ def _judge(experiments: list[Experiment], out: Path) -> bool:
         table.add_row(experiment.id, f"{sum(cell['seconds'].sum() for _, cell in rows):.1f}", verdict_line(found))
     output = console()
     output.print(table)
-    output.print(f"rows are in {out}; attsvm report {out} writes them up", highlight=False)
+    output.print(f"rows are in {out}; attsvm report {' '.join([str(out), *files])} writes them up", highlight=False)
     return good
 
 

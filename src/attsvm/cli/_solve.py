@@ -21,6 +21,10 @@ from attsvm.geometry import parse_geometry
 from attsvm.svm import MaxMargin, att_svm, solve
 
 
+NAMED = 3
+"""Infeasible trials whose reason is printed."""
+
+
 def solve_command(
     data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
     norm: Annotated[
@@ -135,6 +139,9 @@ def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
 def _warn(solution: MaxMargin) -> None:
     infeasible, open_ = int(solution.infeasible.sum()), int(solution.open.sum())
     if infeasible:
+        for b in solution.infeasible.nonzero()[:NAMED, 0].tolist():
+            for reason in solution.problem.why(b)[:1]:
+                typer.echo(f"trial {b}: {reason}", err=True)
         typer.echo(
             f"{infeasible} of {len(solution)} trials are infeasible: no W separates the selected tokens; choose "
             "other tokens or a larger dimension (d ≥ max(T − 1, n) always suffices for random data).",
@@ -142,7 +149,7 @@ def _warn(solution: MaxMargin) -> None:
         )
     if open_:
         typer.echo(
-            f"{open_} of {len(solution)} trials did not reach the gap; their brackets are certified all the same; "
+            f"{open_} of {len(solution)} trials did not reach the gap; their brackets are still certified; "
             "try a larger --tol.",
             err=True,
         )

@@ -17,6 +17,8 @@ from rich.table import Table
 
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.files import is_there
+from attsvm.identity import check_kind
 from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ def predict_command(
 def explain_command(
     model: Model,
     texts: Annotated[
-        list[str], typer.Argument(help="Texts, in quotation marks; - reads one a line.", show_default=False)
+        list[str], typer.Argument(help="Texts, in quotation marks; - reads one per line.", show_default=False)
     ],
     html: Annotated[Path | None, typer.Option(help="Page to write, with the words highlighted.")] = None,
     label: Annotated[str | None, typer.Option(help="Class to explain; the predicted one if not given.")] = None,
@@ -228,11 +230,12 @@ def _load(folder: Path) -> AttentionTextClassifier:
 
 def _check_folder(out: Path) -> None:
     """Say before the work, not after it, that the model cannot be written."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if is_there(path))
     if not there.is_dir():
         raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
     if not os.access(there, os.W_OK):
         raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
+    check_kind(out, "text fit")
 
 
 def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:

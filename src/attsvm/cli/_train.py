@@ -50,16 +50,16 @@ def train_command(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of a Gaussian start; 0 if not given.")] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width m of K and Q.")] = None,
     ridge: Annotated[
-        float, typer.Option(min=0, help="Penalty r·(‖K‖² + ‖Q‖²) or r·‖W‖²; 1e-100 brings (K, Q) to its limit.")
+        float, typer.Option(min=0, help="Penalty r·(‖K‖² + ‖Q‖²) or r·‖W‖²; 1e-100 takes (K, Q) to its limit.")
     ] = 0.0,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Train attention on every trial, then say which limit it went to and whether it got there."""
+    """Train attention on every trial, then say which limit is predicted and whether it was reached."""
     if init_scale is None and parameterization is Parameterization.KQ:
         init_scale = 0.1
     if seed is not None and init_scale is None:
-        raise AttsvmError("--seed is that of a Gaussian start, and this one is 0: give --init-scale too.")
+        raise AttsvmError("--seed is for a Gaussian start, but this run starts at 0: give --init-scale too.")
     loaded = load(data).to(device=as_device(device))
     with run_folder(out, "train"):
         try:

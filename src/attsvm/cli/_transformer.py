@@ -17,13 +17,13 @@ from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
 
 if TYPE_CHECKING:
-    from attsvm.transformer import Progress as Reached
+    from attsvm.transformer import Reached
 
 app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
 
-DataOption = Annotated[
+DataArgument = Annotated[
     str,
-    typer.Option(
+    typer.Argument(
         help="Reviews (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; tokens in .npz), images "
         "(.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
         show_default=False,
@@ -62,8 +62,8 @@ _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "v
 @app.command("fit")
 def fit_command(
     context: typer.Context,
-    data: DataOption,
-    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already goes on.")],
+    data: DataArgument,
+    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     tokenizer: TokenizerOption = None,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
@@ -79,18 +79,18 @@ def fit_command(
     weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images 6")] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads a layer.", show_default="as layers, images 8")
+        int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8")
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width.", show_default="384, images 512")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width inside.", show_default="1536, images 512")] = None,
     dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
     length: LengthOption = 512,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Height and width that images are brought to; 48, built-in images 8.")
+        int | None, typer.Option(min=1, help="Height and width to which images are scaled; 48, built-in images 8.")
     ] = None,
     patch: Annotated[int, typer.Option(min=1, help="Height and width of a patch.")] = 4,
     images: ImagesOption = False,
-    batch: Annotated[int, typer.Option(min=1, help="Rows a step.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 100,
     epochs: Annotated[int, typer.Option(min=1, help="Most epochs.")] = 200,
     stop: Annotated[float, typer.Option(min=0, help="Stop once the train accuracy of an epoch is this.")] = 0.995,
     loss: Annotated[Loss, typer.Option(help="Over the batch; the paper's code sums.")] = Loss.sum,
@@ -105,9 +105,7 @@ def fit_command(
 
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
-    from attsvm.transformer import Settings, fit, load_data
-    from attsvm.transformer._evaluate import best_epoch
-    from attsvm.transformer._fit import BEST
+    from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data
 
     as_device(device)
     for name in _given(context, _USED_BY):
@@ -143,7 +141,7 @@ def fit_command(
             loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
         )
     if fitted.stopped == "interrupted":
-        typer.echo(f"The run is kept in {out}: the same command goes on from there.", err=True)
+        typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
         raise KeyboardInterrupt
     if not speaks:
         return
@@ -173,7 +171,7 @@ def fit_command(
 @app.command("tokens")
 def tokens_command(
     context: typer.Context,
-    data: DataOption,
+    data: DataArgument,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
     length: LengthOption = 512,
@@ -190,7 +188,7 @@ def tokens_command(
 @app.command("attention")
 def attention_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of transformer fit, or results of pieces (.json).", show_default=False)
+        list[Path], typer.Argument(help="Folders of transformer fit, or kept results (.json).", show_default=False)
     ],
     out: Annotated[Path, typer.Option(help="The .html page to write.")],
     tokenizer: TokenizerOption = None,
@@ -199,9 +197,9 @@ def attention_command(
     ] = False,
 ) -> None:
     """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    from attsvm.experiments.transformers import read_result
     from attsvm.models import TextTransformer
     from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
-    from attsvm.transformer._pieces import read_result
 
     probes = None if tokenizer is None else encode_probes(tokenizer)
     found: dict[str, Any] = {}
@@ -211,10 +209,8 @@ def attention_command(
         name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":
             if best:
-                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is the result of a piece.")
+                raise AttsvmError(f"--best is for folders of transformer fit, but {place} is a kept result.")
             result = read_result(place)
-            if result is None:
-                raise AttsvmError(f"{place} must be the result of a piece, but there is no such file.")
             if "probes" in result:
                 found[name] = result["probes"]
             else:

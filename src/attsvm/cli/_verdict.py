@@ -1,4 +1,4 @@
-"""`attsvm verdict`: what came of a run."""
+"""`attsvm verdict`: judge a run."""
 
 from __future__ import annotations
 

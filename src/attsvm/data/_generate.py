@@ -1,6 +1,6 @@
 """Random and printed data sets of the papers.
 
-Every trial has a random stream of its own, Philox keyed by (seed, trial), so a trial can be made again alone:
+Every trial has its own random stream, Philox keyed by (seed, trial). So one trial can be made again on its own:
 `sphere(6, 8, 10, trials=[17])` is trial 17 of `sphere(6, 8, 10, trials=500)`, bit for bit.
 """
 
@@ -17,9 +17,9 @@ from attsvm.errors import AttsvmError
 
 Trials = int | Iterable[int]
 
-# The score gap is refused when this many candidates for one sequence miss it.
+# A score gap is refused once this many candidates for one sequence have missed it.
 CANDIDATES = 8191
-# Numbers that a trial draws at once when it looks for the score gap.
+# Numbers that a trial draws at once while it searches for the score gap.
 BLOCK_SIZE = 2**17
 
 
@@ -38,15 +38,15 @@ def sphere(
 ) -> TokenData:
     """Tokens, queries and v uniform on unit spheres, labels uniform in ±1; float64 on the CPU.
 
-    queries is K; with self_attention the queries are the first K tokens; with causal K = T and query k sees
-    the tokens 0..k. The scores of a query's best and second best token differ by at least min_score_gap.
+    `queries` is K. With `self_attention` the queries are the first K tokens. With `causal` K = T, and query k sees the
+    tokens 0..k. The scores of a query's best and second best token differ by at least `min_score_gap`.
     """
     n, T, d, K = as_count("n", n), as_count("T", T), as_count("d", d), as_count("queries", queries)
     e = d if e is None else as_count("e", e)
     gap = as_real("min_score_gap", min_score_gap, least=0)
     if causal:
         if K not in (1, T):
-            raise AttsvmError(f"queries of causal data must be T = {T} (one a token), but got {K}.")
+            raise AttsvmError(f"queries of causal data must be T = {T} (one per token), but got {K}.")
         K = T
     if self_attention and (K > T or e != d):
         raise AttsvmError(
@@ -60,7 +60,7 @@ def sphere(
     Z = None if self_attention else _unit(_normal(streams, n, K, e))
     allowed = np.tri(K, T, dtype=bool) if causal else np.ones((K, T), dtype=bool)
     if gap > 0 and T > 1:
-        # A few trials at a time: little memory, and an impossible gap is found out early.
+        # A few trials at a time: little memory, and an impossible gap is noticed early.
         step = max(1, BLOCK_SIZE // (16 * n * T * d))
         for start in range(0, len(streams), step):
             some = slice(start, start + step)
@@ -173,7 +173,7 @@ def _resample(
                 f"but with T = {T} and d = {d} none of {tried} met {gap:g}."
             )
         b, i = short.nonzero()
-        # What a trial draws depends on its own history alone: so it is the same without the other trials.
+        # What a trial draws depends on its own history alone, so the other trials make no difference.
         draws = [stream.standard_normal((count, block, T, d)) for stream, count in zip(streams, short.sum(1)) if count]
         candidates = _unit(np.concatenate(draws))
         fits = _has_gap(candidates, Y[b, i][:, None], v[b][:, None], allowed, gap)
@@ -186,7 +186,7 @@ def _resample(
 
 def _has_gap(X: np.ndarray, Y: np.ndarray, v: np.ndarray, allowed: np.ndarray, gap: float) -> np.ndarray:
     """Whether each query's best token leads by `gap`: X (..., T, d), Y (..., K), v (..., d) → (...)."""
-    # A sum a row, not a matrix product, whose rounding could depend on how many trials there are.
+    # One sum per row. A matrix product could round differently with the number of trials.
     values = (X * v[..., None, :]).sum(-1)
     scores = np.where(allowed, Y[..., None] * values[..., None, :], -np.inf)
     second, best = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)

@@ -17,9 +17,9 @@ from attsvm.named import kinds
 class Head(ABC):
     """A head with parameters of leading shape (B, H); `axes` names the axes of every parameter.
 
-    An own head is a dataclass of its parameters with `name`, `axes` and `h`. `train`, paths and `verdict` need no
-    more: `dh` and `d2h` follow by differentiation. `bend` lets `verdict` check Assumption E exactly; without it the
-    assumption is sampled.
+    Your own head is a dataclass of its parameters with `name`, `axes` and `h`. That is all that `train`, paths and
+    `verdict` need: `dh` and `d2h` follow by differentiation. With `bend`, `verdict` checks Assumption E exactly;
+    without it the assumption is sampled.
     """
 
     name: ClassVar[str]
@@ -195,7 +195,7 @@ class MLPHead(Head):
         return torch.einsum("bnkmw,bkwd->bnkmd", active, self.U)
 
     def d2h(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.zeros_like(u)  # but for the kinks
+        return torch.zeros_like(u)  # except at the kinks
 
     def bend(self) -> Tensor:
         most, least = self.a.amax(-1), self.a.amin(-1)
@@ -302,8 +302,8 @@ def head_from(kind: str, tensors: dict[str, Tensor]) -> Head | None:
     if kind not in known or known[kind] is FunctionHead:
         builtin = ", ".join(cls.name for cls in (LinearHead, MLPHead, QuadraticHead))
         raise AttsvmError(
-            f"head must be one of {builtin}, or an own one that is defined here, but got {kind}: import the module "
-            "that defines it first, or pass head=…."
+            f"head must be one of {builtin}, or one of your own that is defined here, but got {kind}: import the "
+            "module that defines it first, or pass head=…."
         )
     expected = set(known[kind].axes)
     if set(tensors) != expected:

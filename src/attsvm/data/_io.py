@@ -1,10 +1,10 @@
 """TokenData in .npz and .safetensors files.
 
-Layout: arrays X (B, n, T, d), Z (B, n, K, e), Y (B, n, K), mask (B, n, K, T), trials (B,) and `head.<parameter>`; two
-strings, `format` and `head` (the kind of head, "" if none), are 0-d arrays in .npz, metadata in .safetensors.
+Layout: arrays X (B, n, T, d), Z (B, n, K, e), Y (B, n, K), mask (B, n, K, T), trials (B,) and `head.<parameter>`. Two
+strings, `format` and `head` (the kind of head, "" if none), are 0-d arrays in .npz and metadata in .safetensors.
 
-A file written by hand needs no strings: `np.savez("data.npz", X=X, Z=Z, Y=Y, v=v)`. It holds X, and if wanted
-Z (without it the first token is the query), Y, mask and v, in the shapes that `TokenData.cross` takes.
+A file written by hand needs no strings: `np.savez("data.npz", X=X, Z=Z, Y=Y, v=v)`. It must hold X. It may hold Z (if
+not, the first token is the query), Y, mask and v, in the shapes that `TokenData.cross` takes.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def save(data: TokenData, path: PathLike) -> None:
 def load(path: PathLike, *, head: Head | None = None) -> TokenData:
     """Read what `save` wrote, or a minimal file written by hand.
 
-    `head` takes the place of the file's: for an own head that the file cannot hold, such as a function.
+    `head` replaces the file's. A head that the file cannot hold, such as a function, must be given this way.
     """
     arrays, strings = read_arrays(path)
     # Metadata of other programs, such as format = "pt", do not make a file ours.
@@ -76,6 +76,6 @@ def _by_hand(arrays: dict[str, np.ndarray]) -> TokenData:
 def _check_names(arrays: dict[str, np.ndarray], required: set[str], optional: set[str]) -> None:
     missing, unknown = required - set(arrays), set(arrays) - required - optional
     if missing:
-        raise AttsvmError(f"the array {min(missing)} is missing, only {', '.join(arrays) or 'nothing'} is there.")
+        raise AttsvmError(f"the array {min(missing)} is missing: the file has only {', '.join(arrays) or 'nothing'}.")
     if unknown:
         raise AttsvmError(f"arrays must be {', '.join(sorted(required | optional))}, but got also {min(unknown)}.")

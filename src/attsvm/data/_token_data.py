@@ -30,14 +30,17 @@ from attsvm.pages import html_table
 class TokenData:
     """Data of f(X, z) = h(Xᵀ softmax(X W z)) for B trials of n samples.
 
-    X (B, n, T, d) tokens; Z (B, n, K, e) queries; Y (B, n, K) labels ±1; mask (B, n, K, T), True where query
-    k may attend token t; head h; trials (B,) the numbers of the trials, 0, 1, … unless given: random starts are drawn
-    by these numbers, so `data[17]` alone starts where it does in the whole batch.
+    X (B, n, T, d)     tokens
+    Z (B, n, K, e)     queries
+    Y (B, n, K)        labels ±1
+    mask (B, n, K, T)  True where query k may attend to token t
+    head               h
+    trials (B,)        the numbers of the trials, 0, 1, … unless given. Random starts are drawn by these numbers, so
+                       `data[17]` alone starts where it does in the whole batch.
 
-    The constructors `cross`, `self_attention`, `causal` and `cls` take tensors, arrays or lists, and fewer
-    axes: X (n, T, d) is one trial, and then nothing else has the trial axis; without the query axis Z is one
-    query, and Y and mask serve all queries. They make float64 of everything but torch float32, and follow the
-    dtype and device of X.
+    The constructors `cross`, `self_attention`, `causal` and `cls` take tensors, arrays or lists, and fewer axes. X (n,
+    T, d) is one trial; then nothing else has the trial axis. Without the query axis Z is one query, and Y and mask
+    serve all queries. Everything becomes float64 unless it is torch float32, and follows the dtype and device of X.
     """
 
     X: Tensor
@@ -98,7 +101,7 @@ class TokenData:
         head: Head | ArrayLike | None = None,
         mask: ArrayLike | None = None,
     ) -> Self:
-        """Cross-attention: queries Z are given beside the tokens X; Y defaults to +1."""
+        """Cross-attention: queries Z are given separately from the tokens X; Y defaults to +1."""
         tokens = as_tokens(X)
         tensors = with_all_axes(tokens, Z, Y, mask)
         return cls(*tensors, head=as_head(head, tensors[0], single=tokens.ndim == 3))
@@ -257,7 +260,7 @@ class TokenData:
             raise AttsvmError(f"trials must be numbers below B = {self.B}, but got {describe(trials)}.") from error
         if chosen.ndim != 1:
             raise AttsvmError(f"trials must be one-dimensional, but got {describe(trials)}.")
-        sliced = isinstance(which, slice) and (which.step or 1) > 0  # torch cuts these without a copy
+        sliced = isinstance(which, slice) and (which.step or 1) > 0  # torch slices these without a copy
         index = which if sliced else torch.from_numpy(chosen.copy()).to(self.device)
         tensors = (tensor[index] for tensor in (self.X, self.Z, self.Y, self.mask))
         head = None if self.head is None else self.head[index]
@@ -267,7 +270,7 @@ class TokenData:
         return (self[b] for b in range(self.B))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, with the parameters of the head as "head.v" and so on."""
+        """All tensors by name; parameters of the head are "head.v" and so on."""
         head = {} if self.head is None else self.head.tensors()
         own = {"X": self.X, "Z": self.Z, "Y": self.Y, "mask": self.mask, "trials": self.trials}
         return own | {f"head.{name}": tensor for name, tensor in head.items()}
@@ -281,7 +284,7 @@ class TokenData:
         return total.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same data elsewhere or in float32 / float64."""
+        """The same data on another device, or in float32 / float64."""
         if dtype is not None and dtype not in FLOATS:
             raise AttsvmError(f"dtype must be torch.float32 or torch.float64, but got {dtype}.")
         X, Z, Y = (tensor.to(device=device, dtype=dtype) for tensor in (self.X, self.Z, self.Y))
@@ -306,15 +309,15 @@ class TokenData:
     def repeats(self) -> Tensor:
         """Tokens that equal an earlier token of their query, boolean (B, n, K, T).
 
-        No W separates two equal tokens: where one of them is selected the SVM is infeasible, and attention gives both
-        the same weight.
+        No W separates two equal tokens. If one of them is selected, the SVM is infeasible, and attention gives both the
+        same weight.
         """
         earlier = torch.ones(self.T, self.T, dtype=torch.bool, device=self.device).tril(-1)
         equal = torch.stack([(self.X[:, :, t, None] == self.X).all(-1) for t in range(self.T)], -1) & earlier
         return (equal[:, :, None] & self.mask[:, :, :, None]).any(-1) & self.mask
 
     def without_repeats(self) -> Self:
-        """The same data with `repeats` masked: of equal tokens in a sequence the first stays."""
+        """The same data with `repeats` masked: the first of several equal tokens in a sequence stays."""
         return replace(self, mask=self.mask & ~self.repeats())
 
     def _repr_html_(self) -> str:

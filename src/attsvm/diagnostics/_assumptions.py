@@ -26,8 +26,8 @@ EQUAL_SCORES = 1e-9
 class Check:
     """An assumption: does it hold (B,), the quantity behind it (B,), and how it was established.
 
-    `samples` is None for an exact check, else the number of cases per trial that were looked at: then True means that
-    no counterexample was among them.
+    `samples` is None for an exact check. Otherwise it is the number of cases tried per trial, and True means that none
+    of them was a counter-example.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Check:
 def assumption_a(loss: Any) -> bool:
     """Assumption A, ℓ′ bounded and Lipschitz on bounded intervals: all three losses of the papers obey it.
 
-    An own loss says so by `bounded_slopes`. The constants M₀ and M₁ are `loss_constants`.
+    Your own loss says so by `bounded_slopes`. The constants M₀ and M₁ are `loss_constants`.
     """
     return as_loss(loss).bounded_slopes
 
@@ -106,7 +106,7 @@ def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int
     rise = torch.einsum("bntd,bnkd->bnkt", data.X, slope) - (slope * x_alpha).sum(-1, keepdim=True)
     concave = (-rise).masked_fill(~low, torch.inf).amin(-1)
 
-    bend = data.Y * head.bend().to(data.Y)[:, None, :]  # NaN where it has no sign, or none that is known
+    bend = data.Y * head.bend().to(data.Y)[:, None, :]  # NaN where it has no sign, or an unknown one
     c = torch.where(bend > 0, convex, torch.where(bend < 0, concave, torch.minimum(convex, concave)))
     unsigned = bend.isnan()
     if bool(unsigned.any()):

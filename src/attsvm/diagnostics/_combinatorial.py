@@ -1,4 +1,4 @@
-"""Assumptions that speak of all token choices or all W: enumerated where that is possible, else sampled."""
+"""Assumptions about all token choices or all W: enumerated where that is possible, else sampled."""
 
 from typing import Any
 
@@ -10,30 +10,29 @@ from attsvm.data import TokenData
 from attsvm.diagnostics._assumptions import Check
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import MarginProblem, att_svm, head_svm, solve
+from attsvm.tolerances import CHOICES, SHARP
 
-ENUMERATE = 4096
-"""Token choices a trial up to which Assumption D is checked for all of them."""
 BLOCK = 4096
 """SVMs stated at once."""
 SCALES = (-1.0, 2.0)
 """Powers of ten between which the norms of random W lie, in units of ‖W_mm‖: from blurred to saturated softmax."""
 
 
-SHARP, SATURATED = 1e-12, 1e-6
-"""Relative gap of the label SVMs, and 1 − s_α below which their differences are not used."""
+SATURATED = 1e-6
+"""1 − s_α below which differences of label margins are not used."""
 
 
 def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: int = 1024, seed: int = 0) -> Check:
     """D: for every α ≠ opt some query with α ≠ opt has its optimal token among the support tokens of α's SVM.
 
-    All T^(nK) choices are checked if they are at most 4096, else `samples` random ones a trial, the same numbers for
+    All T^(nK) choices are checked if they are at most 4096, else `samples` random ones per trial, the same numbers for
     every trial. A choice with an infeasible SVM gives no direction and does not count against D.
     """
     geometry, data = parse_geometry(geometry), data.to(dtype=torch.float64)
     opt = data.optimal_tokens()
     queries = data.n * data.K
     count = data.T**queries
-    if count <= ENUMERATE:
+    if count <= CHOICES:
         digits = torch.arange(count)[:, None] // data.T ** torch.arange(queries) % data.T
         choices, looked_at = digits.reshape(-1, data.n, data.K), None
     else:
@@ -64,7 +63,7 @@ def assumption_b_joint(
     """B of mirror-descent's joint theorem: Γ − Γ′ ≥ ν(1 − s_iα) for all samples i and all W, with some ν > 0.
 
     Γ is the label margin of the tokens α, Γ′ that of the attended tokens Xᵀ softmax(X W z). The value is the smallest
-    (Γ − Γ′)/(1 − s_iα) over `samples` random W a trial, half of them around the attention SVM of α, so an upper bound
+    (Γ − Γ′)/(1 − s_iα) over `samples` random W per trial, half of them around the attention SVM of α: an upper bound
     of ν. Near α a sample that is not a support vector of the label SVM brings it to 0: B asks that all are.
     """
     geometry, data = parse_geometry(geometry), data.to(dtype=torch.float64)
@@ -85,7 +84,7 @@ def assumption_b_joint(
 
 
 def label_loss(data: TokenData, tokens: Tensor, W: Tensor, geometry: Geometry, label: Tensor) -> Tensor:
-    """min over samples of (Γ − Γ′)/(1 − s_iα) for one W a trial, (B,), with `label` = Γ.
+    """min over samples of (Γ − Γ′)/(1 − s_iα) for one W per trial, (B,), with `label` = Γ.
 
     +∞ where 1 − s_iα < 1e-6: there the difference of two margins, each certified to 1e-12, says nothing.
     """

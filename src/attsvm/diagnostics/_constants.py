@@ -159,7 +159,7 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any
     """R (B,) such that W(0) ∈ C_{p,μ₀/3,R} starts Theorems 2 to 4 of mirror-descent, from their proofs.
 
     The largest of R_δ (Lemma 10), R_π for π = μ₀/3 (Lemma 11), the R_μ of Lemma 17 and e². The sum L̄ of slopes over
-    the smallest one is taken at its worst over all W. In practice it is far beyond any run: the theorems say that
+    the smallest one is taken at its worst over all W. In practice R is far beyond any run: the theorems say that
     there is a cone, not that it is wide.
     """
     geometry = solution.geometry

@@ -1,4 +1,4 @@
-"""A run made ready to be judged: float64, with trials that are not finite put aside; and SVMs solved sharply."""
+"""A run prepared for judgement: float64, without trials that are not finite; and SVMs solved sharply."""
 
 from dataclasses import replace
 
@@ -11,10 +11,7 @@ from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
 from attsvm.svm import MarginProblem, MaxMargin, Status, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
-"""SVMs are solved to the relative gap 1e-12, because W is known to the root of the gap only; where rounding keeps
-one from that, a gap of 1e-9 counts as solved."""
+from attsvm.tolerances import CERTIFIED, SHARP
 
 
 def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:

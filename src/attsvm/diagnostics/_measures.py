@@ -9,10 +9,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Nuclear
 from attsvm.svm import MaxMargin
-
-RANK_RTOL = 1e-4
-"""A singular value counts above this fraction of the largest: a solution certified to a gap of 1e-9 is known to
-about its root, 3e-5, and below that singular values are noise of the solver."""
+from attsvm.tolerances import RANK
 
 
 def correlation(W: Tensor, V: Tensor) -> Tensor:
@@ -37,6 +34,11 @@ def directional_bregman(W_mm: Tensor, W: Tensor, geometry: Geometry) -> Tensor:
 def has_divergence(geometry: Geometry) -> bool:
     """Is the potential that of the norm itself? The nuclear norm has none, only that of a smooth neighbour."""
     return geometry.has("mirror") and not isinstance(geometry, Nuclear)
+
+
+def by_margin(geometry: Geometry) -> bool:
+    """Is a run measured by its margin? So it is where max-margin solutions may form a face: there is no direction."""
+    return not geometry.has("mirror") and not isinstance(geometry, Nuclear)
 
 
 def direction_error(W_mm: Tensor, W: Tensor, geometry: Geometry) -> Tensor:
@@ -64,7 +66,7 @@ def margin_ratio(data: TokenData, tokens: Any, W: Tensor, geometry: Geometry, so
     return torch.where(smallest == torch.inf, 1.0, torch.where(solution.solved, ratio, torch.nan))
 
 
-def numerical_rank(W: Tensor, rtol: float = RANK_RTOL) -> Tensor:
+def numerical_rank(W: Tensor, rtol: float = RANK) -> Tensor:
     """Number of singular values above rtol·σ₁, long (...); 0 for W = 0."""
     if not 0 <= rtol < 1:
         raise AttsvmError(f"rtol must be in [0, 1), but got {rtol}.")

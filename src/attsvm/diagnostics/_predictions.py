@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from attsvm.data import TokenData
-from attsvm.diagnostics._selection import MASKED, SELECTED, SelectedSets, selected_sets, selected_tokens
+from attsvm.diagnostics._selection import SelectedSets, selected_sets, selected_tokens
 from attsvm.geometry import Frobenius, Geometry, parse_geometry
 from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, solve
+from attsvm.tolerances import MASKED, SELECTED
 
 
 @dataclass(frozen=True, eq=False)

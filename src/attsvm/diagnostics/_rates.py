@@ -8,10 +8,12 @@ from torch import Tensor
 from attsvm.errors import AttsvmError
 
 WINDOW = 0.5
-"""The fit takes the recorded steps in the last half of the run on the scale of log k: the beginning shows how the
+"""The fit uses the recorded steps in the last half of the run, on the scale of log k. The beginning shows how the
 tokens were chosen, not how the direction settles."""
 FIRST_STEP = 16
-"""Steps below are never fitted: log log k has to be positive and to move slowly."""
+"""Steps below this are never fitted: log log k must be positive and move slowly."""
+RESOLVED = 1e-12
+"""Divergences below are rounding, and so are not fitted: the solution itself is known to a gap of 1e-12."""
 MIN_POINTS = 4
 """A slope through fewer points is not reported."""
 
@@ -62,7 +64,7 @@ def fit_rate(steps: Tensor, divergence: Tensor, p: float | None = None) -> Rate:
     k = steps.to(divergence.device).double()
     last = k.max().clamp(min=1) if len(k) else k.new_ones(())
     window = (k >= FIRST_STEP) & (k >= last**WINDOW)
-    usable = window[:, None] & (divergence > 0) & divergence.isfinite()
+    usable = window[:, None] & (divergence > RESOLVED) & divergence.isfinite()
     k = k.clamp(min=FIRST_STEP)
     log_D = torch.where(usable, divergence, 1.0).log()
     points = usable.sum(0)

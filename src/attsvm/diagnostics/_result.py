@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.diagnostics._measures import has_divergence
+from attsvm.diagnostics._measures import by_margin, has_divergence
 from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
 from attsvm.diagnostics._theorems import Conditions, applicability
@@ -50,7 +50,7 @@ class Verdict:
     norm, rank           of the final W
     reached              error within tol, and tokens locally optimal (or composite and decided)
     head                 of joint runs
-    conditions           by theorem and condition: does it hold?
+    conditions           by theorem and condition, whether it holds
     at, errors (R, B)    recorded steps (R,) and direction errors to W_mm there
     rate                 decay of the direction error over the recorded W
     step_convexity       largest η D_L/D_ψ of the recorded steps; ψ − ηL was convex enough where it is ≤ 1
@@ -95,6 +95,8 @@ class Verdict:
 
     @property
     def error_name(self) -> str:
+        if by_margin(self.geometry):
+            return "1 - margin ratio"
         return "directional Bregman divergence" if has_divergence(self.geometry) else "1 - correlation"
 
     @property
@@ -154,7 +156,7 @@ class Verdict:
         return result
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict of plain numbers and strings for every trial."""
+        """One dict of plain numbers and strings per trial."""
         numbers = {
             "error": self.error,
             "misalignment": self.misalignment,
@@ -228,7 +230,7 @@ class Verdict:
         return ax
 
     def to_dataframe(self) -> Any:
-        """A row for every trial: pandas if it is installed, else a pyarrow table."""
+        """One row per trial: a pandas data frame if pandas is installed, else a pyarrow table."""
         rows = self.rows()
         return frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {"trial": []})
 

@@ -9,11 +9,7 @@ from attsvm.checks import as_float
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm import MaxMargin
-
-SELECTED = 1e-3
-"""Softmax weight above which TF-as-SVM (Section 6) counts a token as selected."""
-MASKED = 1e-6
-"""Softmax weight below which it counts as masked (1e-8 in its Figure 9); in between a trial is undecided."""
+from attsvm.tolerances import MASKED, SELECTED
 
 
 class SelectedSets(NamedTuple):

@@ -9,11 +9,11 @@ from torch import Tensor
 from attsvm.dynamics import Trajectory
 
 NORM_GROWTH = 0.1
-"""‖W‖ grows like ‖W_mm‖ log k, so by ‖W_mm‖ log 2 while the steps double; less than this fraction of it …"""
+"""‖W‖ grows like ‖W_mm‖ log k, so by ‖W_mm‖ log 2 while k doubles. Less than this fraction of that …"""
 NORM_STANDS = 1e-2
 """… and less than this fraction of ‖W‖ itself is called not growing."""
 LOSS_RISE = 1e-9
-"""A relative rise of the loss between records by more than this is no rounding: the loss is to fall (Lemma 14)."""
+"""A relative rise of the loss between records above this is more than rounding: the loss should fall (Lemma 14)."""
 OSCILLATION = math.log(1.5)
 """The divergence oscillates if its rises in the last half of the run (in log k) multiply to more than 1.5 …"""
 TURNS = 3

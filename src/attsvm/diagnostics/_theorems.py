@@ -1,6 +1,6 @@
-"""The theorems that speak of a run, and which of their conditions it meets.
+"""The theorems that apply to a kind of run, and which of their conditions the run meets.
 
-Listed are conditions under which a theorem is true, which are not always the printed ones: where they differ,
+The conditions listed are those under which a theorem is true. They are not always the printed ones; where they differ,
 docs/papers.md has the counter-example and the proof.
 """
 
@@ -91,7 +91,7 @@ def applicability(conditions: Conditions) -> dict[str, str]:
         if applies == trials:
             found[name] = "applies"
         elif applies == 0:
-            # One condition that fails everywhere is reason enough; else no single one is.
+            # A condition that fails everywhere is reason enough; otherwise all that fail somewhere are named.
             everywhere = [part for part, count in failed.items() if count == trials]
             reasons = everywhere or [
                 f"{part} (in {count} of {trials} trials)" for part, count in failed.items() if count
@@ -106,8 +106,8 @@ def applicability(conditions: Conditions) -> dict[str, str]:
 def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
     """The conditions of every theorem about this kind of run.
 
-    Assumption D and Assumption B of the joint theorem are looked into with `samples` > 0 only, and their theorems
-    left out otherwise. Theorem 5 of TF-as-SVM, on almost equal scores, is left out too: it needs one query, as
+    Assumption D and Assumption B of the joint theorem are checked only with `samples` > 0; otherwise their theorems are
+    left out. Theorem 5 of TF-as-SVM, on almost equal scores, is left out too: it needs one query, as
     Theorem 4 does, and names no bound that could be checked.
     """
     run = facts.run
@@ -129,7 +129,7 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
         width = run.settings.get("m")
         wide = width is None or width >= min(data.n * data.K, data.d, data.e)
         return result | {RP: paths | {"m ≥ min(nK, d, e)": facts.everywhere(wide)}}
-    if isinstance(geometry, Lp):
+    if isinstance(geometry, Lp) and geometry.has("mirror"):
         cone, cone_mu = _in_cones(facts)
         result |= {LP_RP: paths, LP_LOCAL: _mirror_descent(facts, cone)}
         if geometry == Frobenius():
@@ -150,7 +150,7 @@ def _joint(facts: Facts, samples: int, seed: int) -> Conditions:
 
 
 def _mirror_descent(facts: Facts, cone: Tensor) -> dict[str, Tensor]:
-    # Without a known step there is no proof of its convexity either.
+    # If the step is not known, its convexity cannot be checked either.
     convex = (facts.convexity <= 1).all(0) & (len(facts.convexity) > 0)
     return (
         facts.loss_and_head
@@ -212,7 +212,7 @@ def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
     c = constants(run.data, run.tokens, solution)
     R = radius(run.data, c, solution, run.loss, facts.lr)
     _, W = run.recorded_W
-    W = W[(run.geometry.norm(W) >= R).any(1)]  # as a rule none is left
+    W = W[(run.geometry.norm(W) >= R).any(1)]  # usually none is left
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
     cone = in_C(W, W_mm, c.mu0 / 3, R, run.geometry)
     return cone.any(0), in_C_mu(W, W_mm, c.mu, R).any(0)

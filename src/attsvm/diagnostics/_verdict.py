@@ -7,6 +7,7 @@ from attsvm.checks import as_count, as_real
 from attsvm.data import LinearHead
 from attsvm.diagnostics._judged import judged, solve_sharply
 from attsvm.diagnostics._measures import (
+    by_margin,
     direction_error,
     directional_bregman,
     has_divergence,
@@ -24,10 +25,7 @@ from attsvm.dynamics import MirrorDescent, Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.objective import step_convexity
 from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, head_svm
-
-REACHED = 1e-2
-"""Direction error up to which a limit counts as reached: a correlation of 0.99, which TF-as-SVM (Section 6) calls a
-strong prediction. For p = 2 the directional Bregman divergence is the same number, 1 − correlation."""
+from attsvm.tolerances import REACHED
 
 STEPS_CHECKED = 16
 """Recorded steps, at most, on which the convexity of ψ − ηL is checked."""
@@ -37,16 +35,20 @@ STEPS_CHECKED = 16
 def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: int = 0) -> Verdict:
     """Judge a run: which limit is predicted, is it reached, under which theorem, how fast, and if not, why.
 
-    The predicted limit is the max-margin solution, in the norm of the run's geometry, for the tokens selected
-    at the end; for a head that is not linear, whose attention may compose several tokens, (Gen-SVM) for the selected
-    sets. The direction error is the directional Bregman divergence for ℓp, 1 − correlation for the nuclear norm; a
-    trial has reached its limit if it is at most `tol` and the tokens are locally optimal (in joint runs, if v is also
-    within `tol` of the ℓp-SVM of these tokens). Where several tokens are composed, W keeps a finite part: there the
-    error is 1 − correlation with W_fin + γ W_mm, and the sets have to be decided.
+    The predicted limit is the max-margin solution, in the norm of the run's geometry, for the tokens selected at the
+    end. With a head that is not linear, attention may compose several tokens: then it is (Gen-SVM) for the selected
+    sets.
 
-    Records make it sharper: "norm" and "loss" tell a standing norm and too large a step, "W" gives rates,
-    oscillations, and whether the cones of the theorems were entered. `samples` > 0 also looks into Assumption D and
-    Assumption B of the joint theorem, with so many random cases per trial (see `assumption_d`, `assumption_b_joint`).
+    The direction error is the directional Bregman divergence for ℓp with 1 < p < ∞, and 1 − correlation for the nuclear
+    norm. For norms whose optimum need not be unique (ℓ1, ℓ∞, spectral, groups) it is 1 − margin ratio. A trial has
+    reached its limit if the error is at most `tol` and the tokens are locally optimal. In joint runs v must also be
+    within `tol` of the ℓp-SVM of these tokens. Where several tokens are composed, W keeps a finite part. There the
+    error is 1 − correlation with W_fin + γ W_mm, and the sets must be decided.
+
+    Records make the verdict sharper. "norm" and "loss" reveal a norm that stands still and steps that are too large.
+    "W" gives rates, oscillations, and whether the cones of the theorems were entered. `samples` > 0 also checks
+    Assumption D and Assumption B of the joint theorem on that many random cases per trial (`assumption_d`,
+    `assumption_b_joint`).
     """
     tol, samples = as_real("tol", tol, least=0), as_count("samples", samples, least=0)
     run, finite = judged(run)
@@ -58,12 +60,12 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     solution, composite, decided, svmeq = _predicted(run, finite)
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
     known = solution.solved & finite
-    error = torch.where(composite, svmeq, _known(direction_error(W_mm, W, geometry), known))
+    error = torch.where(composite, svmeq, _known(_error(run, solution, W_mm, W), known))
     local = is_locally_optimal(data, tokens, solution) & ~composite
     head = _judge_head(run, finite) if run.v is not None else None
 
     steps, recorded = run.recorded_W
-    errors = _known(direction_error(W_mm, recorded, geometry), known)
+    errors = _known(torch.stack([_error(run, solution, W_mm, at) for at in recorded]), known)
     rate = fit_rate(steps, errors, getattr(geometry, "p", None) if has_divergence(geometry) else None)
     convexity = _convexity(run)
 
@@ -71,7 +73,7 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     if head is not None:
         reached = reached & (head.error <= tol)
     facts = Facts(run, solution, _optimal(run, solution), local, convexity)
-    # Near a minimum normalised steps are always too long: there the standing norm is the cause.
+    # Near a minimum normalised steps are always too long: there the cause is the norm that stands still.
     jumped = (convexity > 1).any(0) & (not run.normalized)
     signature = diagnose(
         {
@@ -117,6 +119,13 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     )
 
 
+def _error(run: Trajectory, solution: MaxMargin, W_mm: Tensor, W: Tensor) -> Tensor:
+    """How far W is from its limit (B,): by direction, or by margin where the limit need not be one direction."""
+    if by_margin(run.geometry):
+        return 1 - margin_ratio(run.data, run.tokens, W, run.geometry, solution)
+    return direction_error(W_mm, W, run.geometry)
+
+
 def _known(value: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, value, torch.nan)
 
@@ -124,8 +133,8 @@ def _known(value: Tensor, where: Tensor) -> Tensor:
 def _predicted(run: Trajectory, finite: Tensor) -> tuple[MaxMargin, Tensor, Tensor, Tensor]:
     """The predicted SVM; trials that compose several tokens, and whether their sets are decided; 1 − corr(W, W_svmeq).
 
-    A linear head selects one token of a query in the limit, and a second weight above the threshold says only that
-    the run is young. Other heads may select several.
+    A linear head selects one token per query in the limit; a second weight above the threshold only says that the run
+    is young. Other heads may select several.
     """
     data, geometry, W = run.data, run.geometry, run.W
     nothing = torch.zeros_like(finite)
@@ -157,7 +166,7 @@ def _judge_head(run: Trajectory, finite: Tensor) -> HeadVerdict:
 
 
 def _optimal(run: Trajectory, solution: MaxMargin) -> MaxMargin:
-    """The SVM of the optimal tokens, which as a rule is that of the selected ones."""
+    """The SVM of the optimal tokens, which usually is that of the selected ones."""
     optimal = run.data.optimal_tokens()
     same = bool((optimal == run.tokens).all()) and isinstance(run.data.head, LinearHead)
     return solution if same else solve_sharply(att_svm(run.data, optimal), run.geometry)
@@ -166,7 +175,7 @@ def _optimal(run: Trajectory, solution: MaxMargin) -> MaxMargin:
 def _convexity(run: Trajectory) -> Tensor:
     """`step_convexity` (≤ 16, B) at recorded W of mirror descent on W with one constant step size; else empty.
 
-    In joint runs the head moves as well, and only the last one is known: the check is made there.
+    In joint runs the head moves as well, and only its last value is known: the check is made there.
     """
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule

@@ -1,6 +1,7 @@
 """Training dynamics of softmax attention that stay exact however far the softmax has saturated."""
 
 from attsvm.dynamics._init import Gaussian, Init, Near, Shapes
+from attsvm.dynamics._optimizers import RULES, Adam, Lion, Muon, RMSprop, Steepest
 from attsvm.dynamics._record import QUANTITIES
 from attsvm.dynamics._rules import MirrorDescent, Rule, State
 from attsvm.dynamics._schedules import Constant, Growing, Schedule
@@ -9,16 +10,22 @@ from attsvm.dynamics._trajectory import TrainState, Trajectory
 
 __all__ = [
     "QUANTITIES",
+    "RULES",
+    "Adam",
     "Constant",
     "Gaussian",
     "Growing",
     "Init",
+    "Lion",
     "MirrorDescent",
+    "Muon",
     "Near",
+    "RMSprop",
     "Rule",
     "Schedule",
     "Shapes",
     "State",
+    "Steepest",
     "TrainState",
     "Trajectory",
     "block_names",

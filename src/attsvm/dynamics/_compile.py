@@ -1,4 +1,4 @@
-"""The step, compiled where that pays and where a compiler is at hand."""
+"""The training step, compiled where that pays and a compiler is available."""
 
 import shutil
 import warnings
@@ -14,20 +14,21 @@ from attsvm.dynamics._step import Method, States, step
 from attsvm.objective import Loss, is_small
 
 WORTHWHILE = 5000
-"""Steps from which a compiled step makes up for the seconds that compiling takes. The number of trials plays no part:
-eager and compiled arithmetic differ in the last bits, and a trial is to end in the same place alone and in a batch."""
+"""From this many steps on, a compiled step makes up for the seconds that compiling takes. The number of trials does not
+matter: eager and compiled arithmetic differ in the last bits, and a trial must end in the same place alone and in a
+batch."""
 
 Step = Callable[..., States]
 
 
 def wants_compiled(data: TokenData, method: Method, steps: int) -> bool:
-    """Is a run of so many steps worth compiling, and can it be?"""
+    """Is a run of this many steps worth compiling, and can it be compiled?"""
     compiler = data.device.type != "cpu" or any(map(shutil.which, ("g++", "clang++")))
     return bool(compiler) and is_small(data) and steps >= WORTHWHILE and _in_closed_form(data.head, method.loss)
 
 
 def _in_closed_form(head: Head | None, loss: Loss) -> bool:
-    """Do head and loss bring their derivatives? Automatic ones are not compiled."""
+    """Do head and loss define their derivatives? Automatic ones are not compiled."""
     own_slope = type(loss).slope is not Loss.slope
     return own_slope and (head is None or type(head).dh is not Head.dh) and not isinstance(head, FunctionHead)
 
@@ -61,6 +62,6 @@ class Stepper:
 
 @lru_cache(maxsize=256)
 def _compiled_step(key: Hashable) -> Step:
-    # torch keeps a few compiled versions per code object and then stops compiling it: so every shape gets a copy.
+    # torch keeps a few compiled versions per code object and then stops compiling it, so every shape gets a copy.
     copy = FunctionType(step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__)
     return torch.compile(copy, dynamic=False)

@@ -21,7 +21,8 @@ Shapes = dict[str, tuple[int, int]]
 class Gaussian:
     """Independent normal entries of standard deviation `scale` in every block.
 
-    Every trial has a random stream of its own, keyed by (seed, `data.trials`): it starts there in any batch.
+    Every trial has its own random stream, keyed by (seed, `data.trials`). So it starts from the same weights in any
+    batch.
     """
 
     scale: float = 0.1
@@ -45,8 +46,8 @@ class Gaussian:
 class Near:
     """A W of the given norm (in the geometry of the run) at an angle, in radians, to the direction of `W`.
 
-    `W` (d, e) or (B, d, e) is as a rule an SVM solution, so that a small angle is inside its cone. The side to
-    which W(0) leans is random, one stream per trial as in `Gaussian`; v starts at 0.
+    `W` (d, e) or (B, d, e) is usually an SVM solution; then a small angle is inside its cone. The side to which W(0)
+    leans is random, with one stream per trial as in `Gaussian`. v starts at 0.
     """
 
     W: Any
@@ -105,7 +106,7 @@ def described(init: Init) -> dict[str, Any]:
 
 
 def _block(name: str, value: Any, data: TokenData, shape: tuple[int, int]) -> Tensor:
-    """A block of every trial from one for all or one each; v comes without its column axis."""
+    """A block for every trial, from one for all or from one each; v comes without its column axis."""
     block = as_float(name, value, like=data.X).detach()
     check_real(name, block)
     full = shape if name != "v" else shape[:1]

@@ -16,7 +16,7 @@ from attsvm.objective import Attended, Blocks, Loss, combined, trial_first
 PER_DECADE = 20
 """Recorded steps per decade where they are spaced logarithmically."""
 RECORDED_BYTES = 2e8
-"""W is recorded by default, for the direction error along the run, while all its copies take no more than this."""
+"""W is recorded by default, for the direction error along the run, if all copies together take no more than this."""
 
 
 class View(NamedTuple):
@@ -78,7 +78,7 @@ def plan(at: Sequence[int] | int | str, first: int, last: int) -> list[int]:
     if isinstance(at, str):
         if at != "log":
             raise AttsvmError(f'at must be "log", a number of steps or a list of steps, but got {describe(at)}.')
-        # The grid does not depend on the length of the run, so a longer run has the steps of a shorter one.
+        # The grid does not depend on the length of the run, so a longer run records the steps of a shorter one, too.
         steps, j = {0}, 0
         while (step := round(10 ** (j / PER_DECADE))) <= last:
             steps.add(step)

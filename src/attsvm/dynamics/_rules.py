@@ -1,7 +1,7 @@
 """Rules: how a block of weights moves along its exact gradient.
 
-A rule acts on one block of every trial, (rows, columns, B) with the trial last; numbers of a trial are (B,). Gradients
-come as e^shift · G with G of the order of 1, so that a rule sees their direction however small they are.
+A rule acts on one block of every trial, (rows, columns, B) with the trial last. Numbers per trial are (B,). Gradients
+come as e^shift · G with G of the order of 1, so a rule sees their direction however small they are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Rule(ABC):
 class MirrorDescent(Rule):
     """θ ← θ − η G/‖G‖_*, or θ − η ∇L if not `normalize`; W = ∇ψ*(θ). In ℓ2 it is gradient descent.
 
-    The mirror variable θ = ∇ψ(W) is the state: one power per step, and a zero weight is no trap.
+    The mirror variable θ = ∇ψ(W) is the state. That takes one power per step, and a zero weight can move again.
     """
 
     geometry: Geometry = Frobenius()  # noqa: RUF009, a frozen object
@@ -87,8 +87,8 @@ def dual_norm(geometry: Geometry, G: Tensor) -> Tensor:
     """‖G‖_* (B,) of matrices with the trial last."""
     if not isinstance(geometry, Lp) or geometry.q == 2:
         return geometry.dual_norm(trial_first(G))
-    # x^q as exp(q log x) costs half of a power. Relative to the largest entry it loses nothing: where log x is large
-    # enough to spoil digits of the term, the term itself is small.
+    # x^q as exp(q log x) costs half as much as a power. Relative to the largest entry it loses nothing: where log x is
+    # large enough to spoil digits of the term, the term itself is small.
     size = G.abs()
     largest = size.amax((0, 1))
     ratio = size / torch.where(largest > 0, largest, 1.0)
@@ -101,5 +101,5 @@ def last(x: Tensor) -> Tensor:
 
 
 def computed_once(x: Tensor) -> Tensor:
-    """x itself. To the compiler it is a view of memory, so that it computes x once and not in every use of it."""
+    """x itself. To the compiler it is a view of memory, so it computes x once and not at every use."""
     return x.as_strided(x.shape, x.stride())

@@ -20,9 +20,9 @@ from attsvm.geometry import Frobenius, Geometry
 from attsvm.objective import Blocks, Lanes, attend, chunks, trial_first, trial_last
 
 SEGMENT = 2000
-"""Steps, at most, that a chunk of trials takes in a row, while it is in the cache, before the next one has its turn."""
+"""A chunk of trials takes at most this many steps in a row, while it is in the cache, before the next has its turn."""
 SECONDS = 5.0
-"""Time, about, after which all chunks are at the same step and a run can be saved."""
+"""After about this time all chunks are at the same step, and the run can be saved."""
 
 Row = tuple[int, dict[str, Tensor]]
 
@@ -34,8 +34,8 @@ class _Chunk:
 
 
 def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[str, Tensor]]:
-    """The states at the weights `blocks` (B, …), (B, …) each; in chunks as a run has them, so that a trial's bits do
-    not depend on the others."""
+    """The states at the weights `blocks` (B, …), (B, …) each. They are made in chunks, as in a run, so that a trial's
+    bits do not depend on the others."""
     parts = [{name: rule.start(trial_last(block[trials])) for name, block in blocks.items()} for trials in chunks(data)]
     return {
         name: {key: torch.cat([trial_first(part[name][key]) for part in parts])[: data.B] for key in state}
@@ -75,7 +75,7 @@ class Run:
         report: Callable[[float], None],
         pause: Callable[[], None],
     ) -> None:
-        """Advance to every planned step in turn and record there, up to the last or until all directions rest.
+        """Advance to each planned step and record there, up to the last one or until no direction moves any more.
 
         `pause` is called every few seconds, when all trials are at the same step.
         """
@@ -135,7 +135,7 @@ class Run:
             pause()
 
     def _rates(self, last: int) -> Iterator[tuple[Blocks, Blocks]]:
-        """The two numbers of the step sizes, for the steps after the present one."""
+        """The two numbers of the step sizes, for the steps after the current one."""
         constant = all(isinstance(schedule, Constant) for schedule in self.schedules.values())
         rates = None
         for k in range(self.step + 1, last + 1):

@@ -10,7 +10,7 @@ from attsvm.errors import AttsvmError
 
 
 class Schedule(ABC):
-    """A step size η_k = max(floor_k, ratio_k · size), by the size that the rule gives a block, ‖θ‖_* as a rule."""
+    """A step size η_k = max(floor_k, ratio_k · size), where `size` is what the rule says of a block, usually ‖θ‖_*."""
 
     name: ClassVar[str]
     grows: ClassVar[bool] = True
@@ -52,9 +52,9 @@ class Constant(Schedule):
 class Growing(Schedule):
     """η_k = max(base, factor·‖θ‖_*/k), in proportion to the norm of each trial.
 
-    The direction moves by at most factor/k per step, so that it settles like 1/k², where the error of a constant
-    step falls no faster (p ≤ 2) or more slowly (p > 2) and starts far higher. It is a different trajectory: a
-    larger step may select other tokens.
+    The direction moves by at most factor/k per step, so its error settles like 1/k². With constant steps the error
+    falls no faster (p ≤ 2) or more slowly (p > 2), and starts far higher. It is a different trajectory: a larger step
+    may select other tokens.
     """
 
     base: float = 0.1

@@ -43,7 +43,8 @@ def step(lanes: Lanes, method: Method, states: States, floor: Blocks, ratio: Blo
 
 
 def _ridged(gradient: Gradient, block: Tensor, r: float) -> Gradient:
-    """The gradient with that of r‖block‖_F², added in logarithms: it may be as far below 1 as the loss's is."""
+    """The gradient with that of r‖block‖_F², added in logarithms, since it may be as far below 1 as that of the
+    loss."""
     if r == 0:
         return gradient
     log_r = math.log(2 * r)

@@ -11,6 +11,7 @@ from attsvm.checks import as_count, as_real, describe
 from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
+from attsvm.dynamics._optimizers import RULES
 from attsvm.dynamics._record import as_record, plan
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.dynamics._run import Row, Run, first_states
@@ -32,13 +33,13 @@ CHECKPOINT_SECONDS = 15.0
 @torch.no_grad()
 def train(
     data: TokenData,
-    geometry: Geometry | str | float = "l2",
+    geometry: Geometry | str | float | None = None,
     parameterization: str = "W",
     *,
     steps: int,
     lr: Rate | Mapping[str, Rate] = 0.1,
     normalize: bool = True,
-    rule: Rule | None = None,
+    rule: Rule | str | None = None,
     loss: Any = "logistic",
     init: Init | None = None,
     m: int | None = None,
@@ -53,39 +54,42 @@ def train(
 ) -> Trajectory:
     """Train the attention weights of every trial, exact at any norm: by mirror descent, unless another rule is given.
 
-    The loss is the mean over samples and the sum over queries of ℓ(Y·h(Xᵀ softmax(X W z))). `parameterization`
-    says what is trained: "W"; "KQ", factors of width m (min(d, e) if not given) with W = K Qᵀ, by gradient
-    descent; "joint", W and a linear head v in place of the data's. The mirror variable θ = ∇ψ(W) is the state: a
-    step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`.
+    The loss is the mean over samples and the sum over queries of ℓ(Y·h(Xᵀ softmax(X W z))). `parameterization` says
+    what is trained. "W": the matrix itself. "KQ": factors of width m (min(d, e) if not given) with W = K Qᵀ, by
+    gradient descent. "joint": W and a linear head v, which replaces the data's. The mirror variable θ = ∇ψ(W) is the
+    state. A step is θ − η G/‖G‖_*, every block by its own norm, or θ − η G if not `normalize`. Without a `geometry` it
+    is ℓ2: gradient descent.
 
-    steps       number of the last step; a resumed run counts on from where it was
+    steps       number of the last step; a resumed run continues its count
     lr          η: a number, a function of the step, a Schedule, or one of them for every block by name
-    rule        a `Rule` in place of mirror descent in `geometry`, with settings of its own
+    rule        another way to step: "gd", "sign", "spectral", "adam", "rmsprop", "lion", "muon" at usual settings,
+                or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is then the norm of the limit, by default what
+                theory predicts for the rule
     loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
-    ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: it holds (K, Q) at a norm of
-                about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution; without it the margin
-                closes in like 1/log(step) only
+    ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300. It holds (K, Q) at a norm of
+                about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution. Without it the margin
+                converges only like 1/log(step)
     record, at  what to record (names in QUANTITIES; by default what a verdict with a rate needs) and when: "log"
-                spaced, every so many steps, or given steps
+                spaced, every so many steps, or at given steps
     stop        end when no trial's W/‖W‖_F has moved by this much since the last record
-    resume      continue this run, bit for bit as if it had not been interrupted; `init` plays no part
-    checkpoint  a .safetensors or .npz file that keeps the run while it goes; a run of the same data and options that
-                is there already is resumed, another one is refused
-    compile     a compiled step, about 3 times as fast; if None for 5,000 steps or more where a compiler is there
+    resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored
+    checkpoint  a .safetensors or .npz file in which the run is kept while it trains. If it holds a run of the same data
+                and options, that run is resumed; any other run is refused
+    compile     compile the step, about 3 times as fast; by default from 5,000 steps on, where a compiler is available
 
-    A trial's result does not depend on the others, except through `stop`: on one machine it has the same bits alone and
-    in a batch of any size, on the CPU. (Where a trial has more than 32,768 products n·K·d·max(e, T), a batch of one is
-    multiplied by other routines and may differ in the last bit; so may steps in the nuclear geometry, which decompose
-    matrices.) For p near 1 a step of 0.1 is long: W = θ^(1/(p−1))
-    changes by a factor, the iteration is chaotic, and a last bit grows 10⁸-fold in 200 steps; lr = 0.003 does not do
-    that at p = 1.1. A trial whose numbers leave the range
-    of the dtype (unnormalised steps that are too large) comes back as nan.
+    A trial's result does not depend on the others, except through `stop`. On the CPU of one machine it has the same
+    bits alone and in a batch of any size, with two exceptions in the last bit. If a trial has more than 32,768 products
+    n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps in the nuclear geometry decompose
+    matrices.
+
+    For p near 1 a step of 0.1 is long: W = θ^(1/(p−1)) changes by a factor, the iteration is chaotic, and a last bit
+    grows 10⁸-fold in 200 steps. At p = 1.1, lr = 0.003 avoids that. A trial whose numbers leave the range of the dtype
+    (unnormalised steps that are too large) comes back as NaN.
     """
     steps = as_count("steps", steps, least=0)
     names = block_names(data, parameterization)
-    limit, geometry = geometries(geometry, parameterization)
-    rule = _rule(rule, geometry, normalize)
+    limit, rule = _limit_and_rule(rule, geometry, parameterization, normalize)
     schedules = as_schedules(lr, names)
     grows = any(schedule.grows for schedule in schedules.values())
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0))
@@ -152,7 +156,7 @@ def train(
 def _joined(rows: list[Row], resume: Trajectory | None) -> tuple[list[int], dict[str, Tensor]]:
     """All recorded steps and records, after those of the resumed run.
 
-    Its last step was recorded because it was the last: it goes unless it is planned now.
+    Its last step was recorded because it was the last: it is dropped unless it is planned now.
     """
     names = rows[0][1]
     steps = [step for step, _ in rows]
@@ -175,7 +179,7 @@ def block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
     if parameterization not in BLOCKS:
         raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {describe(parameterization)}.")
     if parameterization != "joint" and data.head is None:
-        raise AttsvmError("data must have a head unless it is trained (joint), but these have head None.")
+        raise AttsvmError("data must have a head unless it is trained (joint), but these have none.")
     return BLOCKS[parameterization]
 
 
@@ -200,17 +204,26 @@ def block_shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shap
     return {name: shapes[name] for name in names}
 
 
-def _rule(rule: Rule | None, geometry: Geometry, normalize: bool) -> Rule:
+def _limit_and_rule(
+    rule: Rule | str | None, geometry: Geometry | str | float | None, parameterization: str, normalize: bool
+) -> tuple[Geometry, Rule]:
+    """The norm of the predicted limit, and the rule."""
     if rule is None:
-        geometry.require("mirror", "inverse", to="be trained in by mirror descent")
+        limit, of_steps = geometries("l2" if geometry is None else geometry, parameterization)
+        of_steps.require("mirror", "inverse", to="be trained in by mirror descent")
         if normalize:
-            geometry.require("dual_norm", to="be trained in by normalised steps")
-        return MirrorDescent(geometry, bool(normalize))
+            of_steps.require("dual_norm", to="be trained in by normalised steps")
+        return limit, MirrorDescent(of_steps, bool(normalize))
+    if isinstance(rule, str) and rule in RULES:
+        rule = RULES[rule]
     if not isinstance(rule, Rule):
-        raise AttsvmError(f"rule must be a Rule, such as MirrorDescent(…), but got {describe(rule)}.")
+        raise AttsvmError(f"rule must be a Rule or one of {', '.join(RULES)}, but got {describe(rule)}.")
     if not normalize:
         raise AttsvmError("normalize belongs to the rule where one is given: leave it out here.")
-    return rule
+    if geometry is not None:
+        return parse_geometry(geometry), rule
+    # Nothing is known of factors but what gradient descent does to them.
+    return (Nuclear() if parameterization == "KQ" else rule.limit() or Frobenius()), rule
 
 
 def _resumed(
@@ -223,7 +236,7 @@ def _resumed(
     steps: int,
     compile: bool | None,
 ) -> TrainState:
-    """The state to resume from. It means other weights under another rule, and the records are of the run's data."""
+    """The state to resume from. Under another rule it would mean other weights; records belong to the run's data."""
     if not isinstance(resume, Trajectory):
         raise AttsvmError(f"resume must be a Trajectory, but got {describe(resume)}.")
     if (resume.parameterization, resume.geometry, resume.rule) != (parameterization, geometry, rule):

@@ -71,8 +71,8 @@ SCHEMA = Schema(
 class TrainState:
     """All that a run needs to resume bit for bit: steps done, and what the rule keeps of every block.
 
-    `blocks` by name of the block and of the quantity, (B, …) each; `compiled` says which of the two arithmetics, eager
-    or compiled, the run uses.
+    `blocks` are by name of the block and of the quantity, (B, …) each. `compiled` says which of the two arithmetics the
+    run uses, eager or compiled.
     """
 
     step: int
@@ -84,11 +84,15 @@ class TrainState:
 class Trajectory:
     """A run of B trials: records at R steps, and where it ended.
 
-    `geometry` is the one whose SVM the direction should meet: nuclear for (K, Q). `steps` (R,) are the recorded steps,
-    the last one is the final step. `records` by name, (R, B, …) each. `W` (B, d, e) is the final (combined) matrix,
-    `tokens` (B, n, K) the tokens of largest final logit, `v` (B, d) the head of a joint run, `factors` K (B, d, m) and
-    Q (B, e, m), each None where there is none. `state` resumes the run. `settings` are the other options of `train`
-    as plain data: steps, lr (by block), init, m, ridge, stop.
+    geometry          the norm whose SVM the direction should reach: nuclear for (K, Q)
+    steps (R,)        the recorded steps; the last one is the final step
+    records           by name, (R, B, …) each
+    W (B, d, e)       the final matrix, K Qᵀ for factors
+    tokens (B, n, K)  of largest final logit
+    v (B, d)          the head of a joint run, else None
+    factors           K (B, d, m) and Q (B, e, m), else None
+    state             from which `train` resumes
+    settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop
     """
 
     data: TokenData
@@ -123,7 +127,7 @@ class Trajectory:
         """A run that something else trained, to be judged: W (B, d, e) at its end, or (R, B, d, e) at `steps` (R,).
 
         `geometry` is the norm of the limit that it should reach. `records` may add what is known along the run (see
-        QUANTITIES), `lr` is its step size if that was one number, and `v` (B, d) the head of a joint run.
+        QUANTITIES). `lr` is its step size, if that was one number. `v` (B, d) is the head of a joint run.
         """
         if parameterization not in BLOCKS:
             raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {parameterization!r}.")
@@ -195,7 +199,7 @@ class Trajectory:
         return self.geometry.norm(self.records["W"]) if "W" in self.records else None
 
     def identity(self) -> dict[str, Any]:
-        """What makes this run this run, as plain data: two runs of one identity are the same up to their length."""
+        """What the run depends on, as plain data: two runs of one identity differ in length alone."""
         return identity(self.data, self.geometry, self.parameterization, self.rule, self.loss, self.settings)
 
     def save(self, path: PathLike) -> None:
@@ -231,8 +235,8 @@ class Trajectory:
     ) -> Trajectory:
         """Read what `save` wrote.
 
-        Own geometries, rules, losses and heads are found by name if their classes are defined; given here they take
-        the place of what the file names.
+        Your own geometries, rules, losses and heads are found by name if their classes are defined. If given here, they
+        replace what the file names.
         """
         return cls.load_with_facts(path, geometry, rule, loss, head)[0]
 
@@ -293,8 +297,8 @@ class Trajectory:
     def plot(self, quantity: str | None = None, ax: Any = None) -> Any:
         """Draw a recorded quantity over the steps, median and band over trials; returns matplotlib axes.
 
-        Without a name the first that was recorded of top_weight, loss and norm. Of quantities with a number for every
-        query the mean and the least one are drawn; log_rest, the logarithm of 1 − top_weight, in powers of ten.
+        By default that is the first recorded one of top_weight, loss and norm. Of a quantity with one number per query,
+        mean and minimum are drawn; log_rest, the logarithm of 1 − top_weight, is drawn in powers of ten.
         """
         from attsvm.plots import draw_curves
 
@@ -317,9 +321,9 @@ class Trajectory:
         )
 
     def to_dataframe(self) -> Any:
-        """A row for every recorded step and trial, with the scalar records; of those per query the least.
+        """One row per recorded step and trial, with the scalar records; of records per query the minimum.
 
-        pandas if it is installed, else a pyarrow table.
+        A pandas data frame if pandas is installed, else a pyarrow table.
         """
         scalars = {
             name: x if x.ndim == 2 else x.flatten(2).amin(2) for name, x in self.records.items() if name in PLOTTED

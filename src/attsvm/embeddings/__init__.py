@@ -14,26 +14,25 @@ from attsvm.embeddings._statistics import (
     signed_frequency,
     token_kinds,
 )
-from attsvm.embeddings._train import MODELS, Fitted, Schedule, fit
+from attsvm.embeddings._train import MODELS, AdamWPlan, TrainedEmbeddings, train_embeddings
 from attsvm.embeddings._two_layer import two_layer_loss, two_layer_output
 
 __all__ = [
     "LEVELS",
     "MODELS",
     "SIZES",
+    "AdamWPlan",
     "Assumption4",
     "Embeddings",
-    "Fitted",
     "Flow",
     "KLevel",
     "Reviews",
-    "Schedule",
     "Sequences",
     "Slopes",
     "TokenKinds",
+    "TrainedEmbeddings",
     "assumption_4",
     "descend",
-    "fit",
     "gradient_flow",
     "gradients",
     "initial_embeddings",
@@ -45,6 +44,7 @@ __all__ = [
     "single_important",
     "slopes",
     "token_kinds",
+    "train_embeddings",
     "two_layer_loss",
     "two_layer_output",
 ]

@@ -2,9 +2,9 @@
 
 The flow dp/dt = −∇L needs times like e^1000 before its direction settles. The same curve in arc length,
 dp/ds = −∇L/‖∇L‖, does not: common factors of the gradient cancel, so only logits relative to the top token enter
-(see `attsvm.objective`), and nothing underflows at any ‖p‖. Along the curve some directions relax thousands of
-times faster than p grows; backward Euler steps, solved by Newton's method with the exact Hessian, follow it all the
-same. Two half steps against a whole one tell the error and set the next step.
+(see `attsvm.objective`), and nothing underflows at any ‖p‖. Along the curve some directions relax thousands of times
+faster than p grows. Backward Euler steps, solved by Newton's method with the exact Hessian, follow it nevertheless. The
+difference between one whole and two half steps estimates the error and sets the next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROW, SHRINK = 2.0, 0.25
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The curves of B trials: p (R, B, d) at the accepted steps, where a trial that has arrived (B,) stands still."""
+    """The curves of B trials: p (R, B, d) at the accepted steps. A trial that has arrived (B,) stands still."""
 
     path: Tensor
     arrived: Tensor
@@ -67,7 +67,7 @@ def gradient_flow(
             break
         which = running.nonzero()[:, 0]
         part, at, length = problem.take(which), p[which], step[which]
-        # The curve goes on as it came: far out N itself is no such guess, it turns by 1 where p moves by 1 aside.
+        # The guess continues the curve. Far out N itself is no good guess: it turns by 1 when p moves aside by 1.
         ahead = (length / 2)[:, None] * tangent[which]
         middle, first = _backward_euler(part, at, length / 2, at + ahead)
         end, second = _backward_euler(part, middle, length / 2, 2 * middle - at)
@@ -75,7 +75,7 @@ def gradient_flow(
         error = (end - whole).norm(dim=1) / (tol * (1 + at.norm(dim=1)))
         solved = fine & first & second & error.isfinite()
         good = solved & (error <= 1)
-        # Backward Euler is of first order: the error of a step goes with the square of its length.
+        # Backward Euler is of first order: the error of a step is proportional to the square of its length.
         factor = (0.9 / error.clamp_min(1e-12).sqrt()).clamp(SHRINK, GROW)
         step[which] = length * torch.where(solved, factor, SHRINK)
         stuck[which] = step[which] < 1e-14 * (1 + at.norm(dim=1))

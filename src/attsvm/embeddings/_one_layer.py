@@ -1,7 +1,7 @@
-"""The one-layer model (1), f(X) = softmax(pᵀE_Xᵀ) E_X v, through two numbers a token.
+"""The one-layer model (1), f(X) = softmax(pᵀE_Xᵀ) E_X v, through two numbers per token.
 
 The output depends on a token s only through a_s = p·E_s and u_s = v·E_s. So a pass over the data works on a and u
-(|S|,) and sums over the entries of ragged sequences; no embedding is ever gathered. With A = ∂L/∂a and U = ∂L/∂u the
+(|S|,) and on sums over the entries of ragged sequences; no embedding is ever gathered. With A = ∂L/∂a and U = ∂L/∂u the
 gradients (Lemma 7) are ∇_E L = A pᵀ + U vᵀ, of rank two, ∇_p L = EᵀA and ∇_v L = EᵀU.
 """
 
@@ -79,7 +79,7 @@ def slopes(data: Sequences, a: Tensor, u: Tensor) -> Slopes:
 def gradients(data: Sequences, at: Embeddings) -> tuple[Slopes, Embeddings]:
     """The gradient of the mean logistic loss in E, p and v."""
     found = slopes(data, at.E @ at.p, at.E @ at.v)
-    # Vector by vector: a product with two columns runs at a tenth of the speed.
+    # One vector at a time: a product with two columns runs at a tenth of the speed.
     E = torch.outer(found.A, at.p).addr_(found.U, at.v)
     return found, Embeddings(E, found.A @ at.E, found.U @ at.E)
 

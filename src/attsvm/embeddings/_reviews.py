@@ -32,7 +32,7 @@ YELP = (1000, 1500)
 
 @dataclass(frozen=True, eq=False)
 class Reviews:
-    """Sequences, and the word of every token number. The file needs neither pyarrow nor a tokenizer to be read."""
+    """Sequences, and the word of every token number. Reading its file needs neither pyarrow nor a tokenizer."""
 
     sequences: Sequences
     vocabulary: list[str]
@@ -66,10 +66,10 @@ def read_reviews(
 ) -> Reviews:
     """Reviews from a table with columns text and label, a folder of parquet files, or prepared ones (.npz).
 
-    Labels are 0 and 1 (−1, which takes no side, is dropped), or stars 0 … 4 of which the middle is dropped; others
-    are refused. Texts lose punctuation and stop words, words become stems and then BERT's word pieces if
-    `word_pieces` names its tokenizer.json; `characters` bounds the length of a text; `balanced` draws as many texts
-    of the larger class as the smaller one has; tokens seen less than `least` times are purged.
+    Labels are 0 and 1 (−1, which takes no side, is dropped), or stars 0 … 4, of which the middle is dropped; others are
+    refused. Texts lose punctuation and stop words. Words become stems, and then BERT's word pieces if `word_pieces`
+    names its tokenizer.json. `characters` bounds the length of a text. `balanced` draws as many texts of the larger
+    class as the smaller one has. Tokens seen fewer than `least` times are purged.
     """
     if Path(source).suffix in (".npz", ".safetensors"):
         return Reviews.load(source)

@@ -18,8 +18,8 @@ from attsvm.errors import AttsvmError
 class Sequences:
     """n sequences with labels: `ids` (N,) one after the other, sequence i is ids[offsets[i]:offsets[i + 1]].
 
-    ids are token numbers below `size` = |S|; Y (n,) are ±1. `count` (N,) says how often the token stands in its
-    sequence: all models here are blind to order, so a token that repeats can be kept once (`merged`).
+    ids are token numbers below `size` = |S|; Y (n,) are ±1. `count` (N,) says how often the token occurs in its
+    sequence. All models here ignore order, so a token that repeats can be kept once (`merged`).
     """
 
     ids: Tensor
@@ -63,7 +63,7 @@ class Sequences:
     def row(self) -> Tensor:
         """(N,) the sequence of every entry."""
         number = torch.arange(self.n, device=self.ids.device)
-        # With its size said, the result need not be waited for.
+        # Given its size, there is no need to wait for the device.
         return torch.repeat_interleave(number, self.offsets.diff(), output_size=len(self.ids))
 
     @property

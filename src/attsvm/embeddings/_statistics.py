@@ -11,7 +11,7 @@ from attsvm.embeddings._sequences import Sequences
 
 
 def occurrences(data: Sequences) -> Tensor:
-    """(|S|,) how often each token stands in the data."""
+    """(|S|,) how often each token occurs in the data."""
     return data.count.new_zeros(data.size).index_add_(0, data.ids, data.count)
 
 

@@ -18,7 +18,7 @@ MODELS = ("one-layer", "two-layer")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class AdamWPlan:
     """AdamW's settings: lr · factor^(milestones passed) in every epoch of random batches."""
 
     epochs: int = 500
@@ -39,23 +39,23 @@ class Schedule:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class TrainedEmbeddings:
     """Trained embeddings, and the mean loss of every epoch as its batches saw it (epochs,)."""
 
     at: Embeddings
     losses: Tensor
 
 
-def fit(
+def train_embeddings(
     data: Sequences,
     start: Embeddings,
     model: str = "one-layer",
-    schedule: Schedule = Schedule(),  # noqa: B008 (frozen)
+    schedule: AdamWPlan = AdamWPlan(),  # noqa: B008 (frozen)
     *,
     train_v: bool = True,
     seed: int = 0,
     report: Callable[[int, Embeddings], None] | None = None,
-) -> Fitted:
+) -> TrainedEmbeddings:
     """Train E, p (and v) on the mean logistic loss; `report` is shown the embeddings after every epoch.
 
     The order of the sequences is drawn anew in every epoch. Batches of the two-layer model hold sequences of similar
@@ -82,7 +82,7 @@ def fit(
         losses.append(total)
         if report is not None:
             report(epoch, at)
-    return Fitted(at, torch.stack(losses) if losses else at.E.new_zeros(0))
+    return TrainedEmbeddings(at, torch.stack(losses) if losses else at.E.new_zeros(0))
 
 
 def _one_layer_gradient(data: Sequences, at: Embeddings) -> Tensor:

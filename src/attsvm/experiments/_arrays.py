@@ -8,8 +8,7 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.geometry import Geometry
 from attsvm.svm import MaxMargin, att_svm, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
+from attsvm.tolerances import SHARP
 
 
 def array(x: Tensor) -> np.ndarray:
@@ -22,7 +21,7 @@ def curves(x: Tensor) -> np.ndarray:
 
 
 def steps_of(steps: Tensor, trials: range) -> np.ndarray:
-    """The recorded steps, once a row, so that a file explains itself."""
+    """The recorded steps, repeated in every row, so that a file explains itself."""
     return np.tile(array(steps), (len(trials), 1))
 
 

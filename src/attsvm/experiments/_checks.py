@@ -1,4 +1,4 @@
-"""Checks: named statements computed from the rows, beside what the paper says."""
+"""Checks: named statements computed from the rows, beside what the paper or the claim says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """`name` says what must hold, `paper` what the paper says of it, `ours` what came out.
+    """`name` says what must hold, `paper` what the paper or the claim says of it, `ours` what came out.
 
-    `why` explains a failure that is the paper's; the evidence is in checks beside it.
+    `why` explains a failure for which the paper is to blame; other checks hold the evidence.
     """
 
     name: str
@@ -20,29 +20,29 @@ class Check:
     why: str = ""
 
     def __post_init__(self) -> None:
-        # numpy's booleans are no booleans to json and to templates
+        # json and templates do not take numpy's booleans for booleans
         object.__setattr__(self, "passed", bool(self.passed))
 
 
-def at_most(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
+def at_most(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
     """value ≤ bound; a value that is not a number fails."""
     return Check(name, paper, f"{number(value)} (bar {number(bound)})", value <= bound, note, why)
 
 
-def at_least(name: str, value: float, bound: float, paper: str, note: str = "", why: str = "") -> Check:
+def at_least(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
     """value ≥ bound; a value that is not a number fails."""
     return Check(name, paper, f"{number(value)} (bar {number(bound)})", value >= bound, note, why)
 
 
 def number(value: float) -> str:
-    """Short, and close to 1 with all its nines."""
+    """A short number; one close to 1 keeps all its nines."""
     if 0.99 < value < 1:
         return f"1 − {1 - value:.1e}"
     return f"{value:.3g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 
 def fine(checks: list[Check]) -> bool:
-    """Has every check passed, or a failure that is explained?"""
+    """Has every check passed, or failed for a reason that is given?"""
     return all(check.passed or check.why for check in checks)
 
 

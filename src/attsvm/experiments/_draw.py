@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from attsvm.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
 
@@ -26,9 +24,15 @@ __all__ = [
 ]
 __all__ += ["Axes", "Figure", "new_figure", "styled"]
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+else:  # only in annotations: a machine that computes rows needs no matplotlib
+    Axes = Figure = Any
+
 
 class Series(NamedTuple):
-    """A look that is unlike the others in colour and in grey."""
+    """A look that differs from the others in colour and in grey."""
 
     colour: str
     line: str
@@ -85,6 +89,9 @@ def bars(ax: Axes, groups: list[Any], shares: dict[str, list[float]], trials: in
         look: dict[str, Any] = {"color": colours[k], "hatch": hatches[k], "edgecolor": "white", "label": label}
         error = 100 * np.sqrt(share * (1 - share) / trials)
         ax.bar(position, heights, width, yerr=error, error_kw={"elinewidth": 0.8}, **look)
+        for x, height in zip(position, heights):
+            if height == 0:  # a bar of 0% would look like one that is not there
+                ax.text(x, 0.5, "0", ha="center", va="bottom", color=colours[k], fontsize=7)
     ax.set(xticks=range(len(groups)), xticklabels=[str(group) for group in groups], ylabel=ylabel)
 
 

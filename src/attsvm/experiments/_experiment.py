@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attsvm._version import __version__
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
 
@@ -51,35 +53,38 @@ class Rows:
         return sum(len(next(iter(columns.values()))) for _, columns in self.cells)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A figure or theorem of a paper, and how to see whether it came out.
+    """A claim, such as a figure or theorem of a paper, and how to see whether it holds.
 
     id, title      "svm-fig7", and a short name
-    paper          where it is: "TF-as-SVM, Figure 7"
-    statement      what the paper says comes out
+    statement      the claim: what should come out
+    paper          where it is: "TF-as-SVM, Figure 7"; empty if the claim is your own
     grid           parameters by name; every combination is a cell, unless `only` refuses it
     run            (params, trials, device) → columns of these trials; a trial's numbers may depend on its own number
                    only, never on the other trials. Where the experiment needs data, a fourth argument holds the path
-                   of every data set by name.
-    figure         rows → matplotlib figure, in the layout of the paper
+                   of every data set by name. Functions of a file are found again by worker processes; those of a
+                   notebook run in its own process.
+    figure         rows → matplotlib figure; that of a paper in its layout
     checks         rows → the statements that must hold
-    trials, quick  trials a cell, in full and with --quick
+    trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where one needs more
-    batch          trials a batch. The cuts are the same whatever runs them, so that rounding is too.
+    batch          trials per batch. The cuts are the same whatever runs them, and so is rounding.
     quick_grid     grid entries that --quick replaces
-    cost           seconds a trial, roughly: for the time left, and to start long batches first
-    needs          names of the data sets it takes from outside: "imdb"
-    accepts        names of those it uses if they are given
+    cost           rough seconds per trial: for the time left, and to start long batches first
+    needs          names of the data sets that it needs, such as "imdb"
+    accepts        names of data sets that it uses if they are given
     rows_of        id of the experiment whose rows these are, where two figures show the same runs
-    version        to be raised when `run` changes: old rows then count no more
-    remark         where ours and the paper's differ, and why
+    checkpoints    `run` takes a keyword `work`, None or a folder of this batch alone: what it keeps there outlives a
+                   kill, and is removed when the batch is done
+    version        raise it when `run` changes: old rows then no longer count
+    remark         where we differ from the paper, and why
     """
 
     id: str
     title: str
-    paper: str
     statement: str
+    paper: str = ""
     grid: Mapping[str, Sequence[Any]]
     run: Callable[..., Columns]
     figure: Callable[[Rows], Figure]
@@ -94,8 +99,15 @@ class Experiment:
     needs: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     rows_of: str = ""
+    checkpoints: bool = False
     version: int = 1
     remark: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", self.id):
+            raise AttsvmError(f"id must be letters, digits and hyphens, since it names a folder, but got {self.id!r}.")
+        for name in ("trials", "quick", "batch"):
+            as_count(name, getattr(self, name))
 
     def cells(self, quick: bool) -> list[Params]:
         """All combinations of the grid."""
@@ -104,7 +116,8 @@ class Experiment:
         return [cell for cell in cells if self.only is None or self.only(cell)]
 
     def data(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What of the given is this experiment's, by name: what it needs, and what it accepts if that is there."""
+        """The given data sets that this experiment uses, by name: those it needs, and those it accepts and are
+        there."""
         wanted = {name: given.get(name, "") for name in self.needs}
         return wanted | {name: given[name] for name in self.accepts if name in given}
 
@@ -135,7 +148,7 @@ class Batch:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that the numbers depend on, but for which trials these are."""
+        """All that the numbers depend on, except which trials these are."""
         identity = {
             "experiment": self.experiment.rows_of or self.experiment.id,
             "experiment_version": self.experiment.version,

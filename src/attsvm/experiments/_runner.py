@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import torch
 
 from attsvm._version import __version__
+from attsvm.checks import as_count, as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.experiments._experiment import Batch, Experiment, Params
-from attsvm.experiments._sources import Source
-from attsvm.experiments._store import clear_leftovers, is_done, write_batch, write_plan
+from attsvm.experiments._checks import Check, fine, verdict_line
+from attsvm.experiments._experiment import Batch, Experiment, Params, Rows
+from attsvm.experiments._sources import Source, open_sources
+from attsvm.experiments._store import clear_leftovers, is_done, read_stored, write_batch, write_plan
 from attsvm.experiments._work import Done, Paths, Run, run_batch
 from attsvm.experiments.jobs import read_result, write_job
+from attsvm.identity import run_folder
 from attsvm.interrupts import without_interrupts
+from attsvm.progress import progress_bar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RETRIES = 3
 """New pools in a row that may lose a worker without finishing a batch, before the run is given up."""
@@ -55,11 +65,12 @@ def run_experiments(
     device: str = "cpu",
     sources: Mapping[str, Source] | None = None,
     report: Report = lambda batch: None,
+    progress: bool = False,
 ) -> int:
     """Compute every batch that `root` does not have yet; the number of batches computed.
 
     `sources` are the data sets by name; workers read them at the same path. `report` hears of each batch, those found
-    in the folder included.
+    in the folder included; `progress` shows a bar.
     """
     sources = sources or {}
     missing = {name for experiment in experiments for name in experiment.needs} - sources.keys()
@@ -67,9 +78,30 @@ def run_experiments(
         raise AttsvmError(f"sources must name {', '.join(sorted(missing))}: an experiment needs it.")
     digests = {name: source.digest for name, source in sources.items()}
     batches = [batch for experiment in experiments for batch in experiment.batches(quick, device, digests)]
-    for experiment in experiments:
-        write_plan(root, experiment, quick, device, digests)
-    clear_leftovers(root, batches)
+    done: list[float] = []
+
+    def heard(batch: Batch) -> None:
+        done.append(batch.cost)
+        tell(sum(done), f"{batch.experiment.id:12} {len(done)} of {len(batches)} batches")
+        report(batch)
+
+    with run_folder(root, "reproduce"), ExitStack() as undo:
+        tell = undo.enter_context(progress_bar(progress, 0, sum(batch.cost for batch in batches), "reproduce"))
+        for experiment in experiments:
+            if not (root / experiment.id).exists():
+                undo.callback(_remove_unused, root / experiment.id)
+            write_plan(root, experiment, quick, device, digests)
+        clear_leftovers(root, batches)
+        return _run(batches, root, backend, _Handing(root, quick, device, sources, backend.scheduler is None), heard)
+
+
+def _remove_unused(folder: Path) -> None:
+    """A run that failed before its first rows leaves no folder; with --jobs its plan is all that there is yet."""
+    if sys.exc_info()[0] is not None and not any(folder.glob("*/*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(batches: list[Batch], root: Path, backend: Backend, handing: _Handing, report: Report) -> int:
     by_file: dict[str, list[Batch]] = {}  # experiments may share rows
     for batch in batches:
         by_file.setdefault(batch.path, []).append(batch)
@@ -79,8 +111,10 @@ def run_experiments(
             report(batch)
     todo.sort(key=lambda batch: -batch.cost)  # long ones first, so that no worker idles at the end
     computed = 0
-    for batch, done in _results(todo, backend, _Handing(device, sources)):
+    for batch, done in _results(todo, backend, handing):
         write_batch(root, batch, done.columns, done.where, done.timing)
+        if (work := handing.work(batch)) is not None:
+            shutil.rmtree(work, ignore_errors=True)
         for same in by_file[batch.path]:
             report(same)
         computed += 1
@@ -91,12 +125,20 @@ def run_experiments(
 class _Handing:
     """What a batch is handed out with."""
 
+    root: Path
+    quick: bool
     device: str
     sources: Mapping[str, Source]
+    here: bool
+    """is this machine's disk that of the workers?"""
 
-    def arguments(self, batch: Batch) -> tuple[Run, Params, range, str, str, Paths]:
+    def arguments(self, batch: Batch) -> tuple[Run, Params, range, str, str, Paths, Path | None]:
         paths = {name: self.sources[name].path for name in batch.data}
-        return batch.experiment.run, batch.params, range(batch.start, batch.stop), self.device, __version__, paths
+        trials = range(batch.start, batch.stop)
+        return batch.experiment.run, batch.params, trials, self.device, __version__, paths, self.work(batch)
+
+    def work(self, batch: Batch) -> Path | None:
+        return (self.root / batch.path).with_suffix(".work") if batch.experiment.checkpoints and self.here else None
 
 
 def _results(todo: list[Batch], backend: Backend, handing: _Handing) -> Iterator[tuple[Batch, Done]]:
@@ -106,7 +148,7 @@ def _results(todo: list[Batch], backend: Backend, handing: _Handing) -> Iterator
         for batch in todo:
             done = read_result(backend.jobs, batch)
             if done is None:
-                write_job(backend.jobs, batch, handing.device)
+                write_job(backend.jobs, batch, handing.device, handing.quick)
             else:
                 yield batch, done
     elif backend.scheduler is not None:
@@ -127,7 +169,7 @@ def _finished(
     waiting = iter(list(todo))
     while todo:
         while len(running) < limit and (batch := next(waiting, None)) is not None:
-            with without_interrupts():  # this may start a worker, and Ctrl-C is the runner's affair
+            with without_interrupts():  # this may start a worker, and Ctrl-C is for the runner
                 running[executor.submit(run_batch, *handing.arguments(batch))] = batch
         for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
             done = future.result()
@@ -150,7 +192,7 @@ def _pooled(todo: list[Batch], workers: int, handing: _Handing) -> Iterator[tupl
                 if losses >= RETRIES:
                     raise AttsvmError(
                         f"workers were killed {losses} times in a row (out of memory?), {len(todo)} batches are left: "
-                        "give the same command again to go on, with fewer --workers."
+                        "run the same command again, with fewer --workers, to resume."
                     ) from error
 
 
@@ -203,7 +245,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
         from distributed import Client
     except ImportError as error:
         raise AttsvmError("--scheduler needs Dask: pip install 'attsvm[dask]'.") from error
-    gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it and give the same command again.")
+    gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it, and run the same command again.")
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
@@ -223,3 +265,72 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
         raise gone from error
     finally:
         client.close(timeout=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of an experiment: its rows, and the checks of them."""
+
+    experiment: Experiment
+    rows: Rows
+    checks: list[Check]
+    out: Path
+
+    @property
+    def passed(self) -> bool:
+        """Did all checks pass, or fail for a reason that is given?"""
+        return fine(self.checks)
+
+    def figure(self) -> Figure:
+        """Its matplotlib figure."""
+        return self.experiment.figure(self.rows)
+
+    def __repr__(self) -> str:
+        return f"{self.experiment.id}: {verdict_line(self.checks)}"
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path,
+    *,
+    quick: bool = False,
+    workers: int = 0,
+    device: str = "cpu",
+    data: Mapping[str, str | Path] | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """Run an experiment, its own file or the catalog's; rows that `out` has already are not computed again.
+
+    Args:
+        experiment: what to run.
+        out: folder for the rows, as for `attsvm reproduce`.
+        quick: few trials.
+        workers: processes; 0 computes in this one. They need an experiment that is in a file.
+        device: cpu, cuda, …
+        data: paths of the data sets that it needs, by name.
+        progress: show a bar.
+    """
+    if not isinstance(experiment, Experiment):
+        raise AttsvmError(f"experiment must be an attsvm.experiments.Experiment, but got {describe(experiment)}.")
+    as_device(device)
+    module, name = getattr(experiment.run, "__module__", ""), getattr(experiment.run, "__qualname__", "")
+    if as_count("workers", workers, 0) and (module == "__main__" or "<" in name):
+        raise AttsvmError(
+            f"the function {name} cannot travel to workers: put the experiment into a file and load it with "
+            "load_experiments, or take workers=0."
+        )
+    sources = open_sources([f"{name}={place}" for name, place in (data or {}).items()], [experiment])
+    root = Path(out)
+    run_experiments(
+        [experiment],
+        root,
+        quick=quick,
+        backend=Backend(workers),
+        device=device,
+        sources=sources,
+        progress=progress,
+    )
+    stored = read_stored(root, experiment)
+    assert stored is not None  # it was just written
+    rows = stored.rows()
+    return Outcome(experiment, rows, experiment.checks(rows), root)

@@ -1,4 +1,4 @@
-"""Data that experiments take from outside: where it lies, and what it contains."""
+"""Data sets that experiments need: where they are, and what they contain."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def _downloaded(name: str, repository: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise AttsvmError(
-            f"--data {name} must be a path, but {repository} is none; a Hugging Face name needs huggingface_hub."
+            f"--data {name} must be a path, but there is no {repository}; a Hugging Face name needs huggingface_hub."
         ) from error
     try:
         # Every data set has a branch of that name, whatever format its owner chose.
         return Path(snapshot_download(repository, repo_type="dataset", revision="refs/convert/parquet"))
     except Exception as error:  # no network, no such name, no access: many classes, one meaning
         raise AttsvmError(
-            f"--data {name}: {repository} is no path here and cannot be fetched as a Hugging Face data set "
+            f"--data {name}: {repository} is not a path and cannot be fetched as a Hugging Face data set "
             f"({type(error).__name__})."
         ) from error

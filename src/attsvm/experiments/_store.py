@@ -1,8 +1,9 @@
-"""Rows in parquet files, one a batch, and the plan that says which files make up a run."""
+"""Rows in parquet files, one per batch, and the plan that says which files make up a run."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from attsvm import files
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Batch, Columns, Experiment, Rows
-from attsvm.files import atomic_path, make_folder
+from attsvm.files import atomic_path, make_folder, one_line, read_json, write_json
+from attsvm.schema import check_json
 
 try:
     import pyarrow as pa
@@ -23,13 +26,15 @@ except ImportError as error:
 SECONDS = "seconds"
 """The one column that differs between two runs: wall seconds of the batch, divided by its trials."""
 PLAN = "plan.json"
+_DELETE = "delete it, and attsvm reproduce computes it again."
+_TIMES = {"seconds": float, "finished": str, "...": object}
 _SHAPE, _PROVENANCE, _TIMING = b"shape", b"attsvm", b"attsvm.timing"
 
 
 def write_batch(
     root: Path, batch: Batch, columns: Columns, where: Mapping[str, Any], timing: Mapping[str, Any]
 ) -> None:
-    """One parquet file, whole or not at all: parameters and columns a trial, provenance in its metadata."""
+    """One parquet file, whole or not at all: parameters and columns per trial, provenance in its metadata."""
     count = batch.stop - batch.start
     arrays: dict[str, Any] = {"trial": np.arange(batch.start, batch.stop)}
     # A cell without parameters of its own writes none.
@@ -52,43 +57,66 @@ def write_batch(
     path = root / batch.path
     make_folder(path.parent)
     with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def is_done(root: Path, batch: Batch) -> bool:
-    """Files appear whole, so one that is there is finished."""
-    return (root / batch.path).is_file()
+    """Are the rows of this batch there, whole and its own? Others are computed again."""
+    try:
+        read_batch(root, batch)
+    except AttsvmError:
+        return False
+    return True
+
+
+def read_batch(root: Path, batch: Batch) -> dict[str, np.ndarray]:
+    """The columns of a batch, if the file has all of its rows and no others."""
+    path = root / batch.path
+    columns, (provenance, _) = read_columns(path), read_provenance(path)
+    trials = np.arange(batch.start, batch.stop)
+    ours = all(provenance.get(name) == value for name, value in batch.identity.items())
+    if not ours or not np.array_equal(columns.get("trial"), trials):  # pyright: ignore[reportArgumentType]
+        raise AttsvmError(f"{path} must have the trials {batch.start} to {batch.stop - 1}, but has others; {_DELETE}")
+    return columns
 
 
 def clear_leftovers(root: Path, batches: list[Batch]) -> None:
     """Remove what a killed run left half written."""
     for folder in {(root / batch.path).parent for batch in batches}:
-        for leftover in folder.glob(".*.tmp.parquet"):
-            leftover.unlink(missing_ok=True)
+        for name in {re.sub(r"\.[^.]*\.tmp\.parquet$", "", path.name) for path in folder.glob(".*.tmp.parquet")}:
+            files.clear_leftovers(folder / f"{name[1:]}.parquet")
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
     """All columns of a file, curves with their shape."""
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise AttsvmError(f"{path} must be a parquet file of attsvm, but it cannot be read: {error}.") from error
-    return {field.name: _array(table.column(field.name), field) for field in table.schema}
+        table = pq.read_table(path, page_checksum_verification=True)
+        return {field.name: _array(table.column(field.name), field) for field in table.schema}
+    except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, MemoryError, RecursionError) as error:
+        raise _unreadable(path, error) from error
 
 
 def read_provenance(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the rows depend on and where they were made; and when, in how many seconds."""
     try:
         metadata = pq.read_schema(path).metadata
-        return json.loads(metadata[_PROVENANCE]), json.loads(metadata[_TIMING])
-    except (OSError, pa.ArrowException, LookupError, TypeError) as error:
-        raise AttsvmError(f"{path} must be a parquet file of attsvm, but it cannot be read: {error}.") from error
+        found = json.loads(metadata[_PROVENANCE]), json.loads(metadata[_TIMING])
+        for content, shape in zip(found, (dict, _TIMES)):
+            check_json("provenance", content, shape)
+        return found
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> AttsvmError:
+    return AttsvmError(f"{path} is not readable as rows of attsvm ({one_line(error).rstrip('.')}); {_DELETE}")
 
 
 @dataclass(frozen=True)
 class Stored:
     """What a folder holds of the last planned run of an experiment."""
 
+    root: Path
     experiment: Experiment
     quick: bool
     device: str
@@ -102,9 +130,12 @@ class Stored:
     def rows(self) -> Rows:
         """All rows, cell by cell in the order of the grid."""
         cells: dict[str, tuple[Any, list[dict[str, np.ndarray]]]] = {}
-        for batch, path in zip(self.batches, self.paths):
+        for batch in self.batches:
             key = json.dumps(dict(batch.params), sort_keys=True)
-            cells.setdefault(key, (batch.params, []))[1].append(read_columns(path))
+            parts = cells.setdefault(key, (batch.params, []))[1]
+            parts.append(read_batch(self.root, batch))
+            if parts[-1].keys() != parts[0].keys():
+                raise AttsvmError(f"{self.root / batch.path} must have the columns of its cell, but not all; {_DELETE}")
         joined = [
             (params, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
             for params, parts in cells.values()
@@ -120,22 +151,22 @@ def write_plan(
     if experiment.needs:
         plan["data"] = experiment.data(digests or {})
     make_folder(root / experiment.id)
-    with atomic_path(root / experiment.id / PLAN) as temporary:
-        temporary.write_text(json.dumps(plan) + "\n")
+    write_json(root / experiment.id / PLAN, plan, indent=None)
 
 
 def read_stored(root: Path, experiment: Experiment) -> Stored | None:
     """The last planned run, if there is one; files of other versions or parameters are no part of it."""
-    try:
-        plan = json.loads((root / experiment.id / PLAN).read_text())
-        quick, device, data = plan["quick"], plan["device"], plan.get("data")
-    except FileNotFoundError:
+    path = root / experiment.id / PLAN
+    if not path.is_file():
         return None
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise AttsvmError(f"{root / experiment.id / PLAN} must be a plan of attsvm, but it cannot be read.") from error
+    try:
+        plan = read_json(path, {"quick": bool, "device": str, "data?": {str: str}}, "a plan")
+    except AttsvmError as error:
+        raise AttsvmError(f"{str(error).rstrip('.')}; delete it, and give attsvm reproduce again.") from error
+    quick, device, data = plan["quick"], plan["device"], plan.get("data")
     batches = experiment.batches(quick, device, data)
     paths = [path for batch in batches if (path := root / batch.path).is_file()]
-    return Stored(experiment, quick, device, batches, paths)
+    return Stored(root, experiment, quick, device, batches, paths)
 
 
 def _plain(value: Any) -> Any:
@@ -143,7 +174,7 @@ def _plain(value: Any) -> Any:
 
 
 def _field(name: str, array: np.ndarray) -> tuple[pa.Field, pa.Array]:
-    """A column: numbers as they are, arrays a trial as lists of fixed length with their shape beside them."""
+    """A column: numbers as they are, arrays per trial as lists of fixed length with their shape beside them."""
     if array.ndim == 1:
         values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
         return pa.field(name, values.type), values

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from attsvm.embeddings import (
+    AdamWPlan,
     Embeddings,
-    Schedule,
     Sequences,
-    fit,
     initial_embeddings,
     occurrences,
     paper_reviews,
     posterior_difference,
     signed_frequency,
+    train_embeddings,
 )
 from attsvm.experiments._experiment import Columns, Params
 from attsvm.experiments._rank_correlation import spearman, spearman_interval
@@ -26,7 +26,7 @@ SEEN = 50
 """Correlations are over the tokens that appear at least so often."""
 
 
-def trained_tokens(data: Sequences, d: int, model: str, schedule: Schedule, trial: int, device: str) -> dict[str, Any]:
+def trained_tokens(data: Sequences, d: int, model: str, schedule: AdamWPlan, trial: int, device: str) -> dict[str, Any]:
     """Train all parameters, and measure: one row of columns."""
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
@@ -49,7 +49,7 @@ def trained_tokens(data: Sequences, d: int, model: str, schedule: Schedule, tria
         if epoch + 1 in epochs:
             course.append(correlations(at))
 
-    fitted = fit(data, start, model, schedule, seed=trial, report=report)
+    fitted = train_embeddings(data, start, model, schedule, seed=trial, report=report)
     course.append(correlations(fitted.at))
     p, v = measured(fitted.at)
     return {
@@ -84,6 +84,6 @@ def run_reviews(params: Params, trials: range, device: str, sources: Mapping[str
     """A model trained on reviews with the schedule of Appendix E; its milestones are at 1/5 and 2/5 of the epochs."""
     reviews = paper_reviews(params["data"], sources[params["data"]], sources.get("bert"))
     epochs = params["epochs"]
-    schedule = Schedule(epochs=epochs, milestones=(epochs // 5, 2 * epochs // 5))
+    schedule = AdamWPlan(epochs=epochs, milestones=(epochs // 5, 2 * epochs // 5))
     data = reviews.sequences
     return stacked([trained_tokens(data, params["d"], params["model"], schedule, trial, device) for trial in trials])

@@ -16,6 +16,7 @@ import torch
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Columns, Params
+from attsvm.files import make_folder
 
 Run = Callable[..., Columns]
 Paths = dict[str, str]
@@ -32,14 +33,22 @@ class Done:
 
 
 def run_batch(
-    run: Run, params: Params, trials: range, device: str, version: str = __version__, paths: Paths | None = None
+    run: Run,
+    params: Params,
+    trials: range,
+    device: str,
+    version: str = __version__,
+    paths: Paths | None = None,
+    work: Path | None = None,
 ) -> Done:
     """Compute a batch, in whatever process this is. (Functions travel by name, so only `run` does.)"""
     if version != __version__:
         raise AttsvmError(f"workers must have attsvm {version}, but {platform.node()} has {__version__}.")
+    if work is not None:
+        make_folder(work)
     start, cpu = time.perf_counter(), time.process_time()
     with torch.no_grad():
-        columns = run(params, trials, device, *([paths] if paths else []))
+        columns = run(params, trials, device, *([paths] if paths else []), **({"work": work} if work else {}))
     timing = {
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - cpu,

@@ -14,7 +14,7 @@ from attsvm.geometry._blocks import Blocks
 
 MATRIX_AXES = (-2, -1)
 NODES = 32
-"""Gauss–Legendre nodes by which the potential of an own mirror map is integrated."""
+"""Gauss–Legendre nodes by which the potential of a user's mirror map is integrated."""
 
 
 class Geometry(ABC):
@@ -24,7 +24,7 @@ class Geometry(ABC):
     `(...)`.
     Subclasses are frozen dataclasses: hashable, comparable, safe as dictionary keys.
 
-    An own geometry has `name` and `norm`, and further what it is used for:
+    Your own geometry has `name` and `norm`, and what its uses need:
 
     solve                    dual_norm, twice differentiable off 0
     train, mirror descent    mirror, inverse; for normalised steps dual_norm

@@ -69,6 +69,10 @@ class Schatten(Geometry):
         return schatten_bound(G, error, self.dual.p)
 
     def dual_unit(self, G: Tensor) -> Tensor:
+        if self.p == inf:
+            # Of singular values that are rounding the vectors are arbitrary: without them U Vᵀ is a dual unit as well.
+            noise = 8 * max(G.shape[-2:]) * torch.finfo(torch.float64).eps
+            return self._of_values(G, lambda s: (s > noise * s[..., :1]).to(s.dtype))
         return self._of_values(G, lambda s: Lp(self.p).dual_unit(s[..., None])[..., 0])
 
     def gradient(self, W: Tensor) -> Tensor:

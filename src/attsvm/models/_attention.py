@@ -49,7 +49,7 @@ def attend_within(
     dropout: float = 0.0,
     maps: list[Tensor] | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ/√d) v inside every sequence, for (tokens, heads, d); with `first` q has one row a sequence.
+    """softmax(q kᵀ/√d) v inside every sequence, for (tokens, heads, d); with `first` q has one row per sequence.
 
     `maps`, if given, receives the softmax (batch, heads, longest or 1, longest).
     """

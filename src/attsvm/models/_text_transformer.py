@@ -30,7 +30,7 @@ class TextTransformer(nn.Module):
         length: longest sequence, in tokens.
         width, hidden: of a token's representation, and inside the feed-forward part.
         layers: number of layers.
-        heads: attention heads a layer; as many as layers if not given, as in the paper.
+        heads: attention heads per layer; as many as layers if not given, as in the paper.
         dropout: of every sub-layer's output, and of the attention weights.
         classes: number of logits.
 
@@ -41,7 +41,7 @@ class TextTransformer(nn.Module):
         >>> model(tokens, lengths).shape
         torch.Size([4, 2])
         >>> logits, maps = model.attention(tokens, lengths)
-        >>> len(maps), maps[-1].shape  # one a layer: (batch, heads, queries, keys)
+        >>> len(maps), maps[-1].shape  # one per layer: (batch, heads, queries, keys)
         (2, torch.Size([4, 2, 16, 16]))
     """
 
@@ -68,7 +68,7 @@ class TextTransformer(nn.Module):
         self.head = nn.Linear(width, 1 if as_count("classes", classes) == 2 else classes, bias=False)
 
     def forward(self, tokens: Tensor, lengths: Tensor | Places) -> Tensor:
-        """Logits (batch, classes) of tokens (batch, T), T at most `length`; what lies behind a length is ignored.
+        """Logits (batch, classes) of tokens (batch, T), T at most `length`; what comes after a length is ignored.
 
         Or of tokens that lie one behind another, (Σ lengths,), and their places: nothing is computed for padding then.
         """

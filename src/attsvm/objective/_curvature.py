@@ -1,8 +1,8 @@
-"""The training loss L near a W: its gradient, its curvature, and how convex ψ − ηL is along a step.
+"""The training loss L near W: its gradient, its curvature, and how convex ψ − ηL is along a step.
 
 L is the mean over samples and the sum over queries of ℓ(Y h(Xᵀ softmax(X W z))). As in the gradient, the largest
-exponent M is split off, so that ratios keep their relative accuracy however far the softmax has saturated (where
-gradient and curvature themselves are far below 1e-308).
+exponent M is split off. So ratios keep their relative accuracy however far the softmax has saturated, even where
+gradient and curvature themselves are far below 1e-308.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from attsvm.objective._losses import as_loss
 NODES = 8
 """Gauss–Legendre nodes on each half of the segment of a step."""
 RESOLVED = 1e-8
-"""A D_L above this fraction of L is the difference of its three terms; a smaller one is integrated."""
+"""D_L above this fraction of L is computed as the difference of its three terms; below it, D_L is integrated."""
 
 
 def scaled_gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> tuple[Tensor, Tensor]:
@@ -78,8 +78,8 @@ def step_convexity(
     """η D_L(W⁺, W)/D_ψ(W⁺, W) (B,) for the step W⁺ that mirror descent takes from W: at most 1 where D_{ψ−ηL} ≥ 0.
 
     ψ − ηL convex on the segment from W to W⁺ (Remark 1 of mirror-descent) gives D_{ψ−ηL}(W⁺, W) ≥ 0, which is what
-    Lemmas 13 and 14 use. A normalised step counts with its effective η, lr/‖∇L‖_*. 0 where the step is 0, ∞ where it
-    leaves the range of the numbers.
+    Lemmas 13 and 14 use. A normalised step counts with its effective η, lr/‖∇L‖_*. The result is 0 where the step is 0,
+    and ∞ where the step leaves the range of the dtype.
     """
     G, M = scaled_gradient(data, W, loss)
     size = geometry.dual_norm(G)
@@ -89,7 +89,7 @@ def step_convexity(
     W_next = torch.where(finite[:, None, None], W_next, W)
     V = W_next - W
     moves = (V != 0).flatten(1).any(1)
-    # D_L(W⁺, W) = L(W⁺) − L(W) − ⟨∇L(W), V⟩ where that is no rounding, else ∫₀¹ (1 − r) ⟨V, ∇²L(W + rV) V⟩ dr.
+    # D_L(W⁺, W) = L(W⁺) − L(W) − ⟨∇L(W), V⟩ where that is more than rounding, else ∫₀¹ (1 − r) ⟨V, ∇²L(W + rV) V⟩ dr.
     before, after = value(data, W, loss), value(data, W_next, loss)
     plain = after - before - (G * V).sum((1, 2)) * M.exp()
     bent = torch.zeros_like(size)
@@ -103,7 +103,7 @@ def step_convexity(
 
 def _lanes(data: TokenData) -> Lanes:
     if data.head is None:
-        raise AttsvmError("head must be given to have a loss, but these data have head None.")
+        raise AttsvmError("head must be given to have a loss, but these data have none.")
     return Lanes.of(data, fixed_head=True)
 
 

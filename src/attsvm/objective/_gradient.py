@@ -3,8 +3,8 @@
 All tensors have the trial last. With a = X W z, m the top token, δ_t = a_t − a_m and u_t the scores x_tᵀ∇(Y h)(o)
 at the attended o, the gradient of Y h(o) in W is Σ_{t≠m} s_t (u_t − u_m − D)(x_t − x_m) zᵀ with
 D = Σ_{t≠m} s_t (u_t − u_m).
-Only differences from the top token are summed, and the largest exponent of a trial is split off as its shift M: so
-the direction of the gradient keeps its relative accuracy where the softmax has long saturated.
+Only differences from the top token are summed, and the largest exponent of a trial is split off as its shift M. So the
+direction of the gradient keeps its relative accuracy long after the softmax has saturated.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Blocks = dict[str, Tensor]
 """Trained matrices by name, trial last: W (d, e, B); K (d, m, B) and Q (e, m, B); v (d, 1, B)."""
 
 FAR = 300.0
-"""Logarithm of a ratio that float64 still holds with room on both sides."""
+"""Logarithm of a ratio that float64 still represents, with room on both sides."""
 
 
 class Attended(NamedTuple):
@@ -82,12 +82,12 @@ def attend(lanes: Lanes, blocks: Blocks) -> Attended:
 
 
 def pulls(at: Attended, loss: Loss) -> Gradient:
-    """−∂ℓ(f)/∂a = e^shift · G of every query, G (n, K, T, B): the pull on every logit, of sum 0 over tokens."""
+    """−∂ℓ(f)/∂a = e^shift · G of every query, G (n, K, T, B): the pull on every logit; pulls sum to 0 over tokens."""
     log_slope, slope = loss.slope(at.f)
     exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
-    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. Where it makes all terms of a
-    # trial that small, its size joins the exponent, or they would all underflow.
+    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. If that makes all terms of a
+    # trial so small, its size joins the exponent; otherwise they would all underflow.
     factor = at.delta_u - at.D
     size = torch.log(factor.detach().abs())
     largest = (exponent + size).amax((0, 1, 2))
@@ -96,7 +96,7 @@ def pulls(at: Attended, loss: Loss) -> Gradient:
     shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
     pull = torch.exp(exponent - shift + torch.where(far, size, 0.0)) * torch.where(far, factor.sign(), factor)
     pull = pull * (slope / (1 + at.E))
-    # Σ_{t≠m} c_t (x_t − x_m): the top token takes the others' coefficients with a minus.
+    # Σ_{t≠m} c_t (x_t − x_m): the top token gets minus the sum of the others' coefficients.
     return Gradient(torch.where(at.is_top, -pull.sum(2, keepdim=True), pull), shift)
 
 

@@ -1,7 +1,7 @@
 """The data with the trial as the last axis.
 
-Every operation of a step then runs over many trials side by side, as the vector units of a CPU and the threads
-of a GPU like it, however small n, T and d are; and a trial's arithmetic does not depend on its neighbours.
+Every operation of a step then runs over many trials side by side, which suits the vector units of a CPU and the threads
+of a GPU, however small n, T and d are. And a trial's arithmetic does not depend on its neighbours.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from torch import Tensor
 from attsvm.data import Head, LinearHead, TokenData
 
 LANE_BYTES = 256
-"""Trials are padded to a multiple of so many bytes of numbers: 32 of float64, 64 of float32. That is four of the
-longest vectors, which sums take at a time; what is left over they add in another order. So no trial is left over, and
-its bits do not depend on how many there are."""
+"""Trials are padded to a multiple of this many bytes: 32 numbers of float64, 64 of float32. Sums take four of the
+longest vectors at a time and add the remainder in another order. With padding there is no remainder, so a trial's bits
+do not depend on the number of trials."""
 CACHED = {"cpu": 1.6e6, "cuda": 4e9}
-"""Bytes of a chunk of trials: what stays in the cache of a core from step to step, or fits a GPU."""
+"""Bytes per chunk of trials: what stays in a core's cache from step to step, or fits on a GPU."""
 SMALL = 2**15
-"""Products (n, K, d, max(e, T)) of a trial up to which a contraction is a fused multiply and sum."""
+"""Up to this many products n·K·d·max(e, T) per trial, a contraction is a fused multiply and sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ def chunks(data: TokenData) -> list[Tensor]:
 def contract(equation: str, a: Tensor, b: Tensor, small: bool) -> Tensor:
     """`torch.einsum` of two tensors with the trial last, as in "ntdB,nkdB->nktB".
 
-    Small products are multiplied and summed, every trial on its own and all in one loop when compiled; large ones
-    go to a matrix product, which does not hold all products at once.
+    Small ones multiply and sum, each trial on its own, all in one loop when compiled. Large ones are matrix products,
+    which do not hold all products in memory at once.
     """
     if not small:
         return torch.einsum(equation, a, b)

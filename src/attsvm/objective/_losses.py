@@ -15,13 +15,13 @@ from attsvm.errors import AttsvmError
 from attsvm.named import kinds
 
 GRID = 257
-"""Points at which the curvature of an own loss is looked at for its maximum."""
+"""Points at which the maximal curvature of a user's loss is searched."""
 
 
 class Loss(ABC):
     """A decreasing loss. `train`, paths and `verdict` need `value`; the rest follows from it by differentiation.
 
-    Where an own loss saturates, give `slope` in closed form: a derivative that underflows is no direction.
+    If your loss saturates, give `slope` in closed form: a derivative that underflows has no direction.
     """
 
     name: ClassVar[str]
@@ -119,7 +119,7 @@ class Correlation(Loss):
 
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A differentiable function of f, entry by entry. Files hold its name only."""
+    """A differentiable function of f, applied entry by entry. Files hold only its name."""
 
     function: Callable[[Tensor], Tensor]
     name: str = field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -136,7 +136,7 @@ LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(
 
 
 def as_loss(loss: Any) -> Loss:
-    """A Loss, from one, from the name of one that is defined, or from a differentiable function of f."""
+    """A Loss: given as such, by the name of a defined one, or as a differentiable function of f."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):

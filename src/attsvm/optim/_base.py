@@ -11,14 +11,18 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_at_least_zero, check_lr, check_p
+from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
+from attsvm.optim._edits import signature, unchanged
 from attsvm.optim._fused import same_layout, use_fused
-from attsvm.optim._loading import MIRROR, REST, Source, check_states, taken
+from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
 
 Tensors = list[Tensor]
-_FLAGS = {"maximize": False, "foreach": None, "fused": None, "capturable": False}
+Masks = Sequence[Tensor | None]
+# Options that states saved by earlier versions may lack.
+_LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
+FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
 
@@ -27,6 +31,15 @@ def step_lr(lr: float | Tensor) -> float | Tensor:
     if not isinstance(lr, Tensor):
         return lr
     return lr.squeeze() if torch.compiler.is_compiling() or lr.is_cuda else lr.item()
+
+
+def zero_pruned(masks: Masks, *columns: Tensors) -> None:
+    """Exact zeros where a mask has them: also nan and inf go."""
+    for mask, *row in zip(masks, *columns):
+        if mask is not None:
+            pruned = ~mask
+            for t in {id(t): t for t in row}.values():
+                t.masked_fill_(pruned, 0)
 
 
 def zeros_like(param: Tensor) -> Tensor:
@@ -40,6 +53,9 @@ class MirrorOptimizer(Optimizer, ABC):
     # By p the counter of in-place changes of every weight, by id, as steps with this p left it; not a part of the saved
     # state.
     _versions: dict[float, dict[int, int]]
+    _calls: int  # of step, in this process
+    # Of weights with a mirror variable what tells a change through `.data`, where the step does not read them anyway.
+    _signatures: dict[int, Tensor]
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
     # Whose saved states it takes.
@@ -48,13 +64,16 @@ class MirrorOptimizer(Optimizer, ABC):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         if defaults["fused"] and defaults["foreach"]:
             raise AttsvmError("fused and foreach cannot both be True.")
-        self._versions = {}
+        self._check_options(defaults)  # before the parameters, as torch's optimizers do
+        self._versions, self._signatures, self._calls = {}, {}, 0
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(self._with_names(param_group))
         try:
-            self._check_group(self.param_groups[-1])
+            self._check_options(self.param_groups[-1])
+            if any(param.is_complex() for param in self.param_groups[-1]["params"]):
+                raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
         except AttsvmError:
             self.param_groups.pop()
             raise
@@ -72,18 +91,17 @@ class MirrorOptimizer(Optimizer, ABC):
             params = [(f"group {number}, parameter {i}", param) for i, param in enumerate(params)]
         return {**param_group, "params": params}
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def _check_options(self, group: dict[str, Any]) -> None:
         check_lr(group["lr"])
         check_p(group["p"])
         check_at_least_zero("weight_decay", group["weight_decay"])
-        if any(param.is_complex() for param in group["params"]):
-            raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
+        check_l1(group["l1"], group["l1_of"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._versions = {}
+        self._versions, self._signatures, self._calls = {}, {}, 0
         for group in self.param_groups:
-            for name, value in _FLAGS.items():
+            for name, value in _LATER.items():
                 group.setdefault(name, value)
 
     @overload
@@ -106,12 +124,30 @@ class MirrorOptimizer(Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             fused = self._use_fused(group)
-            params, weights, grads, *states = ([] for _ in range(5 + self._state_columns))
-            self._init_group(group, fused, params, weights, grads, *states)
+            params, weights, grads, masks, *states = ([] for _ in range(6 + self._state_columns))
+            self._init_group(group, fused, params, weights, grads, masks, *states)
             if params:
-                self._step_group(group, fused, weights, grads, *states)
-                self._remember(group["p"], params, weights)
+                self._step_group(group, fused, weights, grads, masks, *states)
+                self._remember(group["p"], fused, params, weights)
+        if not torch.compiler.is_compiling():
+            self._calls += 1
+            if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
+                self._look_for_divergence()
         return loss
+
+    def _look_for_divergence(self) -> None:
+        """Steps of a power of 2, so that it costs nothing in a long training."""
+        for group in self.param_groups:
+            weights = [local(param) for param in group["params"] if param.grad is not None and group["p"] < 2]
+            weights = [weight for weight in weights if weight.numel() and not _capturing(weight) and not weight.is_meta]
+            if weights and not all(bool(weight.abs().max() < torch.inf) for weight in weights):
+                warnings.warn(
+                    f"after {self._calls} steps weights of a group with p = {group['p']:g} are inf or nan: lower lr, "
+                    f"which is {float(group['lr']):g} now, and keep lr/(p − 1) at a few percent"
+                    + (', or set normalize="tensor".' if group.get("normalize", "") is None else "."),
+                    stacklevel=3,
+                )
+                return
 
     def _use_fused(self, group: dict[str, Any]) -> bool:
         if torch.compiler.is_compiling() and not group["fused"]:
@@ -122,8 +158,8 @@ class MirrorOptimizer(Optimizer, ABC):
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
     ) -> None:
-        """Collect what has a gradient: local weights; columns of gradients, local mirror variables, their rests (or
-        they themselves, where no roundings are kept), and other states.
+        """Collect what has a gradient: local weights; columns of gradients, masks, local mirror variables, their rests
+        (or they themselves, where no roundings are kept), and other states.
 
         By its name `torch.compile` knows where state is made, and looks at it again when that has changed.
         """
@@ -134,13 +170,16 @@ class MirrorOptimizer(Optimizer, ABC):
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions, fused) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
                     if theta is weight:
                         left.pop(MIRROR, None)
-                rows.append((param, weight, gradient(param), theta, rest, *self._init_state(group, param)))
+                states = self._init_state(group, param)
+                mask = state.get(MASK) if (state := self.state.get(param)) else None
+                mask = None if mask is None else local(mask)
+                rows.append((param, weight, gradient(param), mask, theta, rest, *states))
         for column, values in zip((params, weights, *columns), zip(*rows)):
             column.extend(values)
 
@@ -150,16 +189,37 @@ class MirrorOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _step_group(
-        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         """Hand the lists, and the group's options, to the arithmetic; first of the states are θ and rests."""
+
+    @torch.no_grad()
+    def set_mask(self, param: Tensor, mask: Tensor | None) -> None:
+        """Prune a parameter: where `mask` is False the weight, its mirror variable and its moments are 0, now and after
+        every step, until another mask is set. None takes the mask away.
+
+        The mask is a part of the saved state.
+        """
+        if all(param is not own for group in self.param_groups for own in group["params"]):
+            raise AttsvmError("set_mask was given a tensor that is no parameter of this optimizer: pass the parameter.")
+        state = self.state[param]
+        if mask is None:
+            state.pop(MASK, None)
+            return
+        if mask.shape != param.shape:
+            raise AttsvmError(f"a mask must have its parameter's shape {tuple(param.shape)}, not {tuple(mask.shape)}.")
+        if MASK not in state:
+            state[MASK] = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
+        state[MASK].copy_(mask != 0)
+        values = [param.detach(), *(v for name, v in state.items() if name != MASK and v.shape == param.shape)]
+        zero_pruned([local(state[MASK])], *([local(value)] for value in values))
 
     @torch.no_grad()
     def resync(self) -> None:
         """Make the mirror variables anew from the weights.
 
-        Call it after changing weights through ``.data`` or under ``torch.compile``. Other in-place changes between two
-        steps, and a new ``p`` of a group, are noticed by the step itself.
+        Changes of the weights between two steps, also through ``.data``, and a new ``p`` of a group are noticed by the
+        step itself; only before a captured CUDA graph is it to be called after them.
         """
         for group in self.param_groups:
             for param in group["params"]:
@@ -208,9 +268,10 @@ class MirrorOptimizer(Optimizer, ABC):
                 elif name == "step" and not isinstance(value, Tensor):  # as old versions of torch saved it
                     self.state[param][name] = torch.tensor(float(value))
                 elif name != "step" and isinstance(value, Tensor):
-                    value = value.to(device=param.device, dtype=state_dtype(param))
+                    value = value.to(device=param.device, dtype=torch.bool if name == MASK else state_dtype(param))
                     # The kernels walk through memory, so the state lies in it as the parameter does.
-                    self.state[param][name] = value if same_layout(value, param) else zeros_like(param).copy_(value)
+                    as_param = value if same_layout(value, param) else torch.empty_like(param, dtype=value.dtype)
+                    self.state[param][name] = value if as_param is value else as_param.copy_(value)
 
     def _check_capture(self) -> None:
         """torch's own check is private and has changed its name."""
@@ -219,15 +280,18 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], fused: bool) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step.
+
+        A weight that others changed wins. The kernels see to it themselves.
+        """
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version:
+        if versions.get(id(param)) == weight._version and (fused or self._untouched(param, weight)):
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
@@ -256,11 +320,22 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _untouched(self, param: Tensor, weight: Tensor) -> bool:
+        if _capturing(weight):
+            return True
+        before = self._signatures.get(id(param))
+        return before is not None and unchanged(weight, before)
+
+    def _remember(self, p: float, fused: bool, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
             versions = self._versions.setdefault(p, {})
             versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+            for param, weight in zip(params, weights):
+                if fused or _capturing(weight):
+                    self._signatures.pop(id(param), None)
+                elif has_mirror(weight, p):
+                    self._signatures[id(param)] = signature(weight)
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:

@@ -34,3 +34,9 @@ def check_betas(betas: Any) -> None:
 def check_normalize(by: str | None) -> None:
     if by not in (None, "tensor", "group"):
         raise AttsvmError(f'normalize must be None, "tensor" or "group", but got {by!r}.')
+
+
+def check_l1(l1: float, of: str) -> None:
+    check_at_least_zero("l1", l1)
+    if of not in ("mirror", "weight"):
+        raise AttsvmError(f'l1_of must be "mirror" or "weight", but got {of!r}.')

@@ -1,13 +1,13 @@
 """When the Triton kernels are used, and what they are given."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._mirror_map import keeps_roundings, leaves_weights, whole_exponent
+from attsvm.optim._mirror_map import L1, leaves_weights, whole_exponent
 
 try:
     from attsvm.optim import _triton
@@ -58,26 +58,34 @@ def launches(
     weights: list[Tensor],
     grads: list[Tensor],
     mirrors: list[Tensor],
+    masks: Sequence[Tensor | None],
     *states: list[Tensor],
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
-) -> Iterator[tuple[list[Row], tuple[float | Tensor, float | Tensor, float], dict[str, Any]]]:
-    """For every device and dtype: rows as the kernels take them; lr, pull and exponent; what is compiled in."""
+    l1: L1,
+) -> Iterator[tuple[list[Row], tuple[float | Tensor, ...], dict[str, Any]]]:
+    """For every device and dtype, masked or not: rows as the kernels take them; lr, pull, exponent and l1; what is
+    compiled in."""
     parts: dict[Any, list[Row]] = {}
-    for row in zip(weights, grads, mirrors, *states):
-        if row[0].numel() > 0:
-            parts.setdefault((row[0].device, row[0].dtype, row[1].dtype), []).append(_in_order(row))
-    for (device, _, _), rows in parts.items():
+    for weight, grad, theta, mask, *others in zip(weights, grads, mirrors, masks, *states):
+        if weight.numel() > 0:
+            key = weight.device, weight.dtype, grad.dtype, mask is not None
+            row = weight, grad, theta, theta if mask is None else mask.view(torch.uint8), *others
+            parts.setdefault(key, []).append(_in_order(row))
+    for (device, _, _, masked), rows in parts.items():
         weight, _, theta = rows[0][:3]
         flags = {
             "MIRROR": theta is not weight and not leaves_weights(lr),
             # How to raise to the power: by so many factors, by a square root, by a cube root, or 0 for any power.
             "N": {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a)),
             # The kernels need no memory for it: see `_mirror_variable`.
-            "KEEP": whole_exponent(a) > 0 and keeps_roundings(weight, theta, a) and not leaves_weights(lr),
+            "KEEP": whole_exponent(a) >= 2 and weight.dtype == theta.dtype and not leaves_weights(lr),
+            "MASK": masked,
+            # At p = 2 the weight is its own mirror variable, up to its precision.
+            "L1": 0 if l1.strength == 0 or leaves_weights(lr) else 2 if l1.of_weight and a != 1 else 1,
         }
-        yield rows, (*_both(lr, pull, device), a), flags
+        yield rows, (*_both(lr, pull, device), a, l1.strength), flags
 
 
 def _in_order(row: Row) -> Row:

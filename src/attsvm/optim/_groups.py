@@ -25,15 +25,23 @@ OPTIONS = {name for made in (MirrorAdam, MirrorDescent, AdamW, SGD) for name in 
 OPTIONS -= {"params"}
 
 # The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
-_ATTENTION = re.compile(
-    r"(?:(?:w|to|c|lin|linear)_?)?"
-    r"(?:q|k|v|qk|kv|qkv|query|key|value|queries|keys|values|query_key_value|kv_a|kv_b|q_a|q_b)"
-    r"(?:_?(?:proj|projection|lin|linear|attn|global|proj_with_mqa))?"
-    r"|c_attn|w_pack"
+_ONE_OF_THREE = (
+    r"(?:(?:w|to|c|lin|linear|pos|pos_att)_?)?(?:q|k|v|r|query|key|value|queries|keys|values)"
+    r"(?:_?(?:proj|projection|lin|linear|attn|global))?"
 )
-_PACKED = re.compile(r"in_proj|in_projection")  # also the name of other things: only inside something called attention
-_NORM = re.compile(r"(layer|rms|batch|group|instance)norm", re.IGNORECASE)
-_EMBEDDING = re.compile(r"embed|pos_|position|token", re.IGNORECASE)
+_PACKED_NAME = (
+    r"(?:(?:w|to|c|lin|linear|in_proj)_?)?(?:qk|kv|qkv|qkvz|query_key|query_key_value|kv_a|kv_b|q_a|q_b)"
+    r"(?:_?(?:proj|projection|lin|linear|attn|proj_with_mqa))?|c_attn|w_pack"
+)
+_SEPARATE, _TOGETHER = re.compile(_ONE_OF_THREE), re.compile(_PACKED_NAME)
+_INSIDE_ATTENTION = re.compile(r"in_proj|in_projection|attn")  # also names of other things
+_THREE_OF_A_LIST = re.compile(r"linears\.[0-2]")  # queries, keys, values; the fourth is the output
+_WRAPPED = ("linear", "proj", "conv", "base_layer")  # qkv.linear, query.proj: the name is that of what they are in
+_FEED_FORWARD = re.compile(r"feed_?forward|ffn|mlp|channel_mix", re.IGNORECASE)  # RWKV has keys and values there too
+_NORM = re.compile(r"norm(?!al)", re.IGNORECASE)
+_EMBEDDING = re.compile(r"embed|^pos_|position|token|latent|^pos$|^pe$", re.IGNORECASE)
+_STARTS_AT_ZERO = re.compile(r"(^|\.)(lora_B|lora_up|lora_embedding_B)(\.|$)")
+_RATES = ("A_log", "dt_bias", "D")  # of state space models: no matrices, whatever their shape
 # Under torch.nn.utils.parametrize q_proj.weight is q_proj.parametrizations.weight.original, or original0, original1;
 # where it is pruned or has the older weight_norm it is weight_orig or weight_v.
 _PARAMETRIZED = re.compile(r"\.?parametrizations\.(\w+)\.original\d*$")
@@ -69,7 +77,9 @@ def param_groups(
 
     Parameters are told apart by their module's type, their shape and the last part of their name (``q_proj``,
     ``c_attn``, ``Wqkv``, ``to_kv``, ``in_proj_weight``, …), never by their values, so a checkpoint finds the same
-    groups. Tied weights appear once; one tied to an embedding is an embedding. Frozen parameters are left out.
+    groups. A single query, key or value needs others beside it, or something called attention around it. LoRA's B,
+    which starts at 0, is a vector. Tied weights appear once; one tied to an embedding is an embedding. Frozen
+    parameters are left out.
 
     Args:
         model: any module.
@@ -84,13 +94,13 @@ def param_groups(
     A weight that torch.nn.utils normalises or prunes is told apart as the weight itself is.
 
     Example:
-        >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
+        >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, bias=False)
         >>> groups = param_groups(model, p=1.1, lr=1e-3)
         >>> describe_groups(groups)
         name       p    lr     weight_decay  tensors  parameters  what
         attention  1.1  0.001  -                   1         192  self_attn.in_proj_weight
         matrices   1.1  0.001  -                   3         320  self_attn.out_proj.weight, linear[1-2].weight
-        vectors    2.0  0.001  0.0                 8          88  self_attn.in_proj_bias, ….out_proj.bias, … 6 more
+        vectors    2.0  0.001  0.0                 2          16  norm[1-2].weight
         >>> optimizer = attsvm.optim.MirrorAdam(groups)
     """
     if not isinstance(model, nn.Module):
@@ -117,9 +127,10 @@ def param_groups(
     ]
     stuck = [n for g in groups if g["p"] < 1.5 for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
     if stuck:
+        pattern = "|".join(dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(name)) for name in stuck))
         warnings.warn(
-            f"all entries of {', '.join(stuck)} are 0 and hardly move at p near 1: "
-            f'give them p = 2, as by kinds={{r"{re.escape(stuck[0])}$": "vectors"}}.',
+            f"all entries of {_abbreviate(stuck)} are 0 and hardly move at p near 1: "
+            f'give them p = 2, as by kinds={{r"^({pattern})$": "vectors"}}.',
             stacklevel=2,
         )
     return groups
@@ -137,11 +148,16 @@ def describe_groups(groups: Optimizer | Iterable[Mapping[str, Any]], file: TextI
         settings = [_format(group.get(column, i if column == "name" else "-")) for column in columns]
         numel = sum(q.numel() for q in group["params"])
         names = group.get("param_names", [])
-        rows.append((*settings, f"{len(group['params'])}", f"{numel:,}", _abbreviate(names)))
+        rows.append((*settings, f"{len(group['params'])}", f"{numel:,}", _abbreviate(names, most=len(names))))
     widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [f"{cell:>{w}}" if 4 <= j < 6 else f"{cell:<{w}}" for j, (cell, w) in enumerate(zip(row, widths))]
         print("  ".join([*cells, row[-1]]), file=file or sys.stdout)
+
+
+def matrices_of(model: nn.Module) -> list[tuple[str, Tensor, str]]:
+    """Name, weight and kind of what is pruned: the groups "attention" and "matrices", frozen or not."""
+    return [entry for entry in _sorted_parameters(model, {}, frozen=True) if entry[2] in ("attention", "matrices")]
 
 
 def _check_options(options: Mapping[str, Any], of_kinds: Mapping[str, Any]) -> None:
@@ -172,8 +188,10 @@ def _check_kinds(kinds: Mapping[str, str], names: set[str]) -> None:
             raise AttsvmError(f"kinds: {pattern!r} occurs in the name of no parameter: correct it or leave it out.")
 
 
-def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[tuple[str, Tensor, str]]:
-    """Every trainable parameter once, with its first name and its kind."""
+def _sorted_parameters(
+    model: nn.Module, kinds: Mapping[str, str], frozen: bool = False
+) -> Iterator[tuple[str, Tensor, str]]:
+    """Every parameter that is trainable, or `frozen` too, once, with its first name and its kind."""
     _check_kinds(kinds, {name for name, _ in model.named_parameters(remove_duplicate=False)})
     found: dict[Tensor, dict[str, str]] = {}  # the kind by its name: a tied weight has several
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -182,9 +200,9 @@ def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[t
             name = f"{path}.{own}" if path else own
             if is_lazy(param):
                 raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
-            if param.requires_grad:
+            if param.requires_grad or frozen:
                 owner = modules[_PARAMETRIZED.sub("", name)] if _PARAMETRIZED.search(name) else module
-                found.setdefault(param, {})[name] = _kind(name, owner, param)
+                found.setdefault(param, {})[name] = _kind(name, owner, param, modules)
     for param, by_name in found.items():
         exceptions = (kind for pattern, kind in kinds.items() if any(re.search(pattern, name) for name in by_name))
         # Of a weight with two places: a head tied to an embedding is an embedding.
@@ -192,24 +210,49 @@ def _sorted_parameters(model: nn.Module, kinds: Mapping[str, str]) -> Iterator[t
         yield next(iter(by_name)), param, next(exceptions, guess)
 
 
-def _kind(name: str, module: nn.Module, param: Tensor) -> str:
+def _kind(name: str, module: nn.Module, param: Tensor, modules: Mapping[str, nn.Module]) -> str:
     scale = name.endswith(".original0") and max(param.shape, default=1) == param.numel()  # of weight_norm
     path = _STORED.sub("", _PARAMETRIZED.sub(r".\1", name)).split(".")
     own, bare = path[-1], path[-1] != "weight" or scale
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
-    if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__):
+    if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__) or own in _RATES:
+        return "vectors"
+    if _STARTS_AT_ZERO.search(name) or getattr(param, "_no_weight_decay", False):
         return "vectors"
     if bare and max(param.shape) == param.numel():  # as a class token (1, 1, d); the weight of Linear(d, 1) is a matrix
         return "vectors"
     if bare and _EMBEDDING.search(own):
         return "embeddings"
-    last = (own if bare else path[-2] if len(path) > 1 else "").lower().removesuffix("_weight")
-    if _ATTENTION.fullmatch(last):
-        return "attention"
-    if _PACKED.fullmatch(last) and (isinstance(module, nn.MultiheadAttention) or "att" in ".".join(path[:-1]).lower()):
-        return "attention"
-    return "matrices"
+    return "attention" if _is_attention(path, own if bare else "", modules) else "matrices"
+
+
+def _is_attention(path: list[str], bare: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a matrix makes queries, keys or values; `path` is its full name, `bare` its own if it is no "weight"."""
+    parts = [part.lower() for part in (path if bare else path[:-1])]
+    if not parts:
+        return False
+    parts[-1] = parts[-1].removesuffix("_weight")
+    inside = any("att" in part for part in parts[:-1])
+    if _THREE_OF_A_LIST.fullmatch(".".join(parts[-2:])):
+        return inside
+    if len(parts) > 1 and parts[-1] in _WRAPPED:
+        del parts[-1]
+        inside = any("att" in part for part in parts[:-1])
+    last, above = parts[-1], path[: len(parts) - 1]
+    if _FEED_FORWARD.search(".".join(parts[:-1])):
+        return False
+    if _TOGETHER.fullmatch(last):
+        return True
+    if _INSIDE_ATTENTION.fullmatch(last):
+        return inside or isinstance(modules.get(".".join(above)), nn.MultiheadAttention)
+    if not _SEPARATE.fullmatch(last):
+        return False
+    # A lone "value" or "k" may be anything: a value head. Inside something called attention, or with others, it is not.
+    parent = modules.get(".".join(above))
+    beside = [*dict(parent.named_children()), *dict(parent.named_parameters(recurse=False))] if parent else []
+    others = {name.lower().removesuffix("_weight") for name in beside} - {last}
+    return inside or any(_SEPARATE.fullmatch(name) or _TOGETHER.fullmatch(name) for name in others)
 
 
 def _starts_at_zero(param: Tensor) -> bool:
@@ -222,7 +265,8 @@ def _starts_at_zero(param: Tensor) -> bool:
 
 
 def _format(value: Any) -> str:
-    return f"{value.item():g}" if isinstance(value, Tensor) else str(value)
+    value = value.item() if isinstance(value, Tensor) else value
+    return f"{value:.4g}" if isinstance(value, float) and value != int(value) else str(value)
 
 
 def _abbreviate(names: list[str], most: int = 2) -> str:

@@ -11,6 +11,7 @@ from attsvm.optim._shards import local
 
 MIRROR = "mirror"
 REST = "rest"
+MASK = "mask"
 _HOW = ("foreach", "fused", "capturable")  # how to compute here: of another optimizer's state they are not taken over
 _FOREIGN = {"dampening": 0, "amsgrad": False}  # what torch's optimizers have and these have not
 _UNUSED = (*_FOREIGN, "differentiable", "decoupled_weight_decay")
@@ -61,7 +62,7 @@ def check_states(
         known = source.states & state.keys()
         if known and known != source.states:
             raise _others(source, ours)
-        for entry in (MIRROR, REST, *sorted(source.states - {"step"})):
+        for entry in (MIRROR, REST, MASK, *sorted(source.states - {"step"})):
             value = state.get(entry)
             if isinstance(value, Tensor) and (value.shape != param.shape or local(value).shape != local(param).shape):
                 raise AttsvmError(

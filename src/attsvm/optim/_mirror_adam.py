@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.optim._base import MirrorOptimizer, Tensors, step_lr, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
+    L1,
     NO_SCRATCH,
     Scratch,
+    apart,
     decay_pull,
+    follow,
     inverse_exponent,
     leaves_weights,
     settle,
@@ -113,6 +116,8 @@ class MirrorAdam(MirrorOptimizer):
         p: float = 1.1,
         weight_decay: float = 1e-2,
         *,
+        l1: float = 0.0,
+        l1_of: str = "mirror",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -124,6 +129,8 @@ class MirrorAdam(MirrorOptimizer):
             "eps": eps,
             "p": p,
             "weight_decay": weight_decay,
+            "l1": l1,
+            "l1_of": l1_of,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -131,8 +138,8 @@ class MirrorAdam(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_options(self, group: dict[str, Any]) -> None:
+        super()._check_options(group)
         check_betas(group["betas"])
         check_at_least_zero("eps", group["eps"])
 
@@ -157,7 +164,7 @@ class MirrorAdam(MirrorOptimizer):
                 self.state[params[i]]["step"] = steps[i]
 
     def _step_group(
-        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         mirror_adam(
             weights,
@@ -168,11 +175,14 @@ class MirrorAdam(MirrorOptimizer):
             capturable=group["capturable"],
             lr=group["lr"],
             p=group["p"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
+            beta1=float(group["betas"][0]),
+            beta2=float(group["betas"][1]),
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
+            masks=masks,
+            l1=group["l1"],
+            l1_of=group["l1_of"],
         )
 
 
@@ -195,18 +205,24 @@ def mirror_adam(
     eps: float,
     weight_decay: float,
     maximize: bool,
+    masks: Masks = (),
+    l1: float = 0.0,
+    l1_of: str = "mirror",
 ) -> None:
     """The arithmetic of :class:`MirrorAdam`.
 
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
-    ``rests[i] is mirrors[i]`` where no roundings are kept.
+    ``rests[i] is mirrors[i]`` where no roundings are kept. ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
     lr = step_lr(lr)
-    pull, a = decay_pull(lr, weight_decay, p), inverse_exponent(p)
+    pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
+    masks = masks or [None for _ in params]
     if fused:
-        states = mirrors, exp_avgs, exp_avg_sqs, state_steps
-        _fused_mirror_adam(params, grads, *states, lr, pull, a, beta1, beta2, eps, maximize, capturable)
+        states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
+        _fused_mirror_adam(params, grads, *states, lr, pull, a, threshold, beta1, beta2, eps, maximize, capturable)
         return
+    if torch.compiler.is_compiling():
+        follow(params, mirrors, rests, p)
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
         counts = torch.stack(state_steps).tolist()
@@ -217,7 +233,8 @@ def mirror_adam(
     one_by_one = foreach is False or counts is state_steps or leaves_weights(lr)
     path = _single_tensor_mirror_adam if one_by_one else _multi_tensor_mirror_adam
     columns = params, mirrors, rests, grads, exp_avgs, exp_avg_sqs
-    path(columns, counts, lr, pull, a, beta1, beta2, eps, maximize)
+    path(columns, counts, lr, pull, a, threshold, beta1, beta2, eps, maximize)
+    zero_pruned(masks, params, mirrors, rests, exp_avgs, exp_avg_sqs)
 
 
 def _single_tensor_mirror_adam(
@@ -226,10 +243,11 @@ def _single_tensor_mirror_adam(
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     *moments: Any,
 ) -> None:
     for *row, count in zip(*columns, counts):
-        _step(row, _adam(row, count, lr, *moments), lr, pull, a, NO_SCRATCH)
+        _step(row, _adam(row, count, lr, *moments), lr, pull, a, l1, NO_SCRATCH)
 
 
 def _multi_tensor_mirror_adam(
@@ -238,6 +256,7 @@ def _multi_tensor_mirror_adam(
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     *moments: Any,
 ) -> None:
     gathered = None if isinstance(lr, Tensor) else 3
@@ -247,7 +266,7 @@ def _multi_tensor_mirror_adam(
             subtract = _adam_at_once(chunk, steps[chunk.key], lr, *moments)
         else:
             subtract = _adam(chunk.row, chunk.key, lr, *moments)
-        _step(chunk.row, subtract, lr, pull, a, chunk.scratch)
+        _step(chunk.row, subtract, lr, pull, a, l1, chunk.scratch)
 
 
 def _adam(
@@ -317,12 +336,13 @@ def _step(
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     scratch: Scratch,
 ) -> None:
     """The step by lr·m̂/(√v̂ + eps), which `subtract` subtracts, plus lr·pull·θ."""
     if leaves_weights(lr):
         return
-    weight, theta, rest = row[:3]
+    weight, theta, rest = row[0], row[1], apart(row[1], row[2], l1)
     if rest is theta and (isinstance(pull, Tensor) or pull != 0):
         change = torch.mul(theta, -lr * pull, out=scratch[1])
         subtract(change)
@@ -330,7 +350,7 @@ def _step(
     else:
         subtract_multiple(rest, theta, lr * pull)
         subtract(rest)
-    settle(weight, theta, rest, a, scratch)
+    settle(weight, theta, rest, a, scratch, l1, lr)
 
 
 @outside_compiled
@@ -338,12 +358,14 @@ def _fused_mirror_adam(
     params: Tensors,
     grads: Tensors,
     mirrors: Tensors,
+    masks: Masks,
     exp_avgs: Tensors,
     exp_avg_sqs: Tensors,
     state_steps: Tensors,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     beta1: float,
     beta2: float,
     eps: float,
@@ -352,8 +374,8 @@ def _fused_mirror_adam(
 ) -> None:
     torch._foreach_add_(state_steps, 1)
     settings = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
-    states = mirrors, exp_avgs, exp_avg_sqs, state_steps
-    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+    states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
+    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a, l1=l1):
         kernels().adam(rows, (*scalars, *settings), capturable, **compiled, MAXIMIZE=maximize)
 
 

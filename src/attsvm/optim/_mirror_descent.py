@@ -9,16 +9,19 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import MirrorOptimizer, Tensors, step_lr, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_normalize
 from attsvm.optim._chunks import SMALL, chunks
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
+    L1,
     NO_SCRATCH,
     Scratch,
     add_multiple,
+    apart,
     decay_pull,
+    follow,
     inverse_exponent,
     leaves_weights,
     settle,
@@ -125,6 +128,8 @@ class MirrorDescent(MirrorOptimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         normalize: str | None = None,
+        l1: float = 0.0,
+        l1_of: str = "mirror",
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -137,6 +142,8 @@ class MirrorDescent(MirrorOptimizer):
             "nesterov": nesterov,
             "weight_decay": weight_decay,
             "normalize": normalize,
+            "l1": l1,
+            "l1_of": l1_of,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -144,8 +151,8 @@ class MirrorDescent(MirrorOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        super()._check_group(group)
+    def _check_options(self, group: dict[str, Any]) -> None:
+        super()._check_options(group)
         check_at_least_zero("momentum", group["momentum"])
         if group["nesterov"] and group["momentum"] == 0:
             raise AttsvmError("nesterov needs a momentum above 0.")
@@ -166,7 +173,7 @@ class MirrorDescent(MirrorOptimizer):
         return (local(state["momentum_buffer"]),)
 
     def _step_group(
-        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, *states: Tensors
+        self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         by, norms = group["normalize"], []
         check_normalize(by)  # it may have been edited
@@ -187,6 +194,9 @@ class MirrorDescent(MirrorOptimizer):
             nesterov=group["nesterov"],
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
+            masks=masks,
+            l1=group["l1"],
+            l1_of=group["l1_of"],
         )
 
 
@@ -207,25 +217,32 @@ def mirror_descent(
     nesterov: bool,
     weight_decay: float,
     maximize: bool,
+    masks: Masks = (),
+    l1: float = 0.0,
+    l1_of: str = "mirror",
 ) -> None:
     """The arithmetic of :class:`MirrorDescent`.
 
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
     ``rests[i] is mirrors[i]`` where no roundings are kept;
-    ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none.
+    ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none;
+    ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
     lr = step_lr(lr)
-    pull, a = decay_pull(lr, weight_decay, p), inverse_exponent(p)
+    pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
+    masks = masks or [None for _ in params]
     if fused:
-        _fused_mirror_descent(
-            params, grads, mirrors, momentum_buffers, norms, lr, pull, a, momentum, nesterov, maximize, capturable
-        )
+        states = mirrors, masks, momentum_buffers, norms
+        _fused_mirror_descent(params, grads, *states, lr, pull, a, threshold, momentum, nesterov, maximize, capturable)
         return
+    if torch.compiler.is_compiling():
+        follow(params, mirrors, rests, p)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
     one_by_one = foreach is False or torch.compiler.is_compiling() or leaves_weights(lr)
     path = _single_tensor_mirror_descent if one_by_one else _multi_tensor_mirror_descent
-    path(params, grads, mirrors, rests, momentum_buffers, lr, pull, a, momentum, nesterov, maximize)
+    path(params, grads, mirrors, rests, momentum_buffers, lr, pull, a, threshold, momentum, nesterov, maximize)
+    zero_pruned(masks, params, mirrors, rests, momentum_buffers or params)
 
 
 def _single_tensor_mirror_descent(
@@ -254,6 +271,7 @@ def _descend(
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     momentum: float,
     nesterov: bool,
     maximize: bool,
@@ -267,8 +285,9 @@ def _descend(
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
     if leaves_weights(lr):
         return
+    rest = apart(theta, rest, l1)
     subtract_multiple(rest, add_multiple(direction, theta, pull, scratch[1]), lr)
-    settle(weight, theta, rest, a, scratch)
+    settle(weight, theta, rest, a, scratch, l1, lr)
 
 
 @outside_compiled
@@ -276,17 +295,19 @@ def _fused_mirror_descent(
     params: Tensors,
     grads: Tensors,
     mirrors: Tensors,
+    masks: Masks,
     momentum_buffers: Tensors,
     norms: Tensors,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
+    l1: L1,
     momentum: float,
     nesterov: bool,
     maximize: bool,
     capturable: bool,
 ) -> None:
     flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
-    states = mirrors, momentum_buffers or mirrors, norms or mirrors
-    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a):
+    states = mirrors, masks, momentum_buffers or mirrors, norms or mirrors
+    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a, l1=l1):
         kernels().descend(rows, (*scalars, momentum), capturable, **compiled, **flags)

@@ -1,6 +1,7 @@
 """The mirror map of ψ = ‖W‖_p^p / p entry by entry, θ = sign(w)|w|^(p−1) and w = sign(θ)|θ|^(1/(p−1))."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ LEAST_KEPT_EXPONENT = 3
 
 Scratch = tuple[Tensor | None, ...]
 NO_SCRATCH: Scratch = (None, None)
+
+
+class L1(NamedTuple):
+    """A soft threshold in every step."""
+
+    strength: float  # the threshold over lr
+    of_weight: bool  # of the weight, not of its mirror variable
+
+
+NO_L1 = L1(0.0, False)
 
 
 def inverse_exponent(p: float) -> float:
@@ -95,6 +106,16 @@ def means(theta: Tensor, weight: Tensor, p: float) -> Tensor:
     return between | (weight.isnan() & expected.isnan())
 
 
+def follow(weights: list[Tensor], mirrors: list[Tensor], rests: list[Tensor], p: float) -> None:
+    """θ of the weights that others changed, in a step that is compiled: there every entry is compared."""
+    for weight, theta, rest in zip(weights, mirrors, rests):
+        if theta is not weight:
+            same = means(theta, weight, p)
+            theta.copy_(torch.where(same, theta, mirror_of(weight, p)))
+            if rest is not theta:
+                rest.copy_(torch.where(same, rest, 0))
+
+
 def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Tensor:
     """The c for which θ ← θ − lr·cθ multiplies W by 1 − lr·weight_decay: (1 − (1 − lr·weight_decay)^(p−1))/lr.
 
@@ -117,19 +138,66 @@ def leaves_weights(lr: float | Tensor) -> bool:
     return not isinstance(lr, Tensor) and lr == 0
 
 
-def settle(weight: Tensor, theta: Tensor, rest: Tensor, a: float, scratch: Scratch) -> None:
-    """θ ← θ + rest, rest ← what this sum lost by rounding, weight ← sign(θ)|θ|^a.
+def settle(
+    weight: Tensor,
+    theta: Tensor,
+    rest: Tensor,
+    a: float,
+    scratch: Scratch,
+    l1: L1 = NO_L1,
+    lr: float | Tensor = 0.0,
+) -> None:
+    """θ ← θ + rest, rest ← what this sum lost by rounding, weight ← sign(θ)|θ|^a; with `l1` a soft threshold of both.
 
     A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. So steps are
     subtracted from `rest`, and what is lost goes into the next. Where nothing is kept `rest` is `theta` itself; at
     p = 2 `theta` may be `weight` itself.
     """
+    of_mirror, of_weight = l1.strength > 0, l1.strength > 0 and l1.of_weight and a != 1
+    if of_mirror and not of_weight:
+        shrink_pair(theta, rest, lr * l1.strength)
     if rest is not theta:
         before = theta.clone() if scratch[0] is None else scratch[0].copy_(theta)
         theta.add_(rest)
         rest.add_(before.sub_(theta))
-    if theta is not weight:
+    if of_weight:
+        value = signed_power(theta, a)
+        shrink(value, lr * l1.strength)
+        weight.copy_(value)
+        theta.copy_(signed_power(value, 1 / a))
+        if rest is not theta:
+            rest.zero_()
+    elif theta is not weight:
         signed_power(theta, a, scratch, out=weight)
+
+
+def apart(theta: Tensor, rest: Tensor, l1: L1) -> Tensor:
+    """What to subtract a step from: with `l1` never θ itself, so that step and threshold are one sum, rounded once.
+
+    Alone, the threshold is the same number in every step, and its roundings would add up.
+    """
+    return torch.zeros_like(theta) if l1.strength > 0 and rest is theta else rest
+
+
+def shrink(x: Tensor, bound: float | Tensor) -> None:
+    """The soft threshold: x towards 0 by `bound`, and 0 where it is no larger. nan stays nan."""
+    x.sub_(_clipped(x, bound))
+
+
+def _clipped(x: Tensor, bound: float | Tensor) -> Tensor:
+    return torch.clamp(x, -bound, bound)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def shrink_pair(x: Tensor, low: Tensor, bound: float | Tensor) -> None:
+    """The soft threshold of x + low, whose small part takes the change; x alone where low is x."""
+    if low is x:
+        shrink(x, bound)
+        return
+    value = x + low
+    inside = value.abs() <= bound
+    low.sub_(_clipped(value, bound))
+    x.masked_fill_(inside, 0)
+    low.masked_fill_(inside, 0)
 
 
 def add_multiple(x: Tensor, y: Tensor, factor: float | Tensor, out: Tensor | None = None) -> Tensor:

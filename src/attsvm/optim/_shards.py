@@ -16,6 +16,10 @@ def local(t: Tensor) -> Tensor:
     return t.to_local() if hasattr(t, "to_local") else t  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def is_sharded(t: Tensor) -> bool:
+    return hasattr(t, "to_local")
+
+
 def whole(t: Tensor) -> Tensor:
     """The tensor of which every rank has a shard; all ranks must ask for it."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # pyright: ignore[reportAttributeAccessIssue]

@@ -6,6 +6,7 @@ TABLE, a table of addresses: many small tensors in one launch.
 
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingImports=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# pyright: reportPossiblyUnboundVariable=false
 
 from collections.abc import Sequence
 from typing import Any
@@ -71,42 +72,81 @@ def _power_pair(x, low, LOW: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _mirror_variable(weight_ptr, theta_ptr, at, mask, KEEP: tl.constexpr, N: tl.constexpr):
-    """θ as a pair. With KEEP it is read off the weight, whose rounding is only 1/N as large in θ, so that no memory is
-    needed for what roundings lose; θ is read where the weight underflows, and costs no traffic elsewhere."""
+def _means(weight, expected, tolerance, WEIGHT: tl.constexpr):
+    """Whether a weight is the rounding of a number that close to the expected one."""
+    if WEIGHT == tl.float32:  # noqa: SIM300
+        return tl.abs(weight - expected) <= tolerance * tl.abs(expected) + 1e-37
+    else:
+        low = (expected * (1 - tolerance)).to(WEIGHT).to(tl.float32)
+        high = (expected * (1 + tolerance)).to(WEIGHT).to(tl.float32)
+        return (weight >= tl.minimum(low, high)) & (weight <= tl.maximum(low, high))
+
+
+@triton.jit
+def _mirror_variable(
+    weight_ptr, theta_ptr, at, mask, kept, exponent, WEIGHT: tl.constexpr, MIRROR: tl.constexpr, KEEP: tl.constexpr,
+    N: tl.constexpr,
+):  # fmt: skip
+    """θ as a pair: that of the weight, where somebody has changed it. With KEEP it is read off the weight, whose
+    rounding is only 1/N as large in θ, so that no memory is needed for what roundings lose; θ is read where the weight
+    underflows, and costs no traffic elsewhere."""
     if KEEP:
         weight = tl.load(weight_ptr + at, mask=mask, other=1.0)
         size = tl.abs(weight)
         usual = size > 1e-29
-        theta = tl.load(theta_ptr + at, mask=mask & (usual == 0), other=0.0)
+        theta = tl.load(theta_ptr + at, mask=mask & kept & (usual == 0), other=0.0)
+        edited = _means(weight, _signed_power(theta, exponent, N), 1e-4, WEIGHT) == 0
         root = tl.exp2(libdevice.fast_log2f(size) * (1.0 / N))
         power, rest = _power_pair(root, 0.0, False, N)
         # Newton's step, which nearly doubles the digits: approximations will do for all but the difference.
         low = libdevice.fast_dividef(((size - power) - rest) * root, N * power)
-        theta = tl.where(usual, tl.where(weight < 0, -root, root), theta)
+        theta = tl.where(usual | edited, tl.where(weight < 0, -root, root), theta)
         theta_low = tl.where(usual, tl.where(weight < 0, -low, low), 0.0)
     else:
         theta = tl.load(theta_ptr + at, mask=mask, other=0.0)
+        if MIRROR:
+            weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            tolerance = (16 + exponent) * 1.2e-7
+            edited = _means(weight, _signed_power(theta, exponent, N), tolerance, WEIGHT) == 0
+            if tl.max(edited.to(tl.int32), axis=0) > 0:
+                theta = tl.where(edited, _signed_power(weight, 1 / exponent, 0), theta)
         theta_low = theta
     return theta, theta_low
 
 
 @triton.jit
 def _mirror_step(
-    weight_ptr, theta_ptr, at, mask, theta, theta_low, direction, lr, pull, exponent,
-    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr,
+    weight_ptr, theta_ptr, at, mask, kept, theta, theta_low, direction, lr, pull, exponent, l1,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """θ ← θ − lr·(direction + pull·θ), and the weight that it means."""
+    """θ ← θ − lr·(direction + pull·θ), and the weight that it means; a soft threshold lr·l1 of θ (L1 = 1) or of the
+    weight (L1 = 2); 0 where it is not kept."""
+    change = lr * (direction + pull * theta)
+    bound = lr * l1
     if KEEP:
-        change = lr * (direction + pull * theta) - theta_low
-        new = theta - change
-        power, rest = _power_pair(new, (theta - new) - change, True, N)
+        change -= theta_low
+    new = theta - change
+    if L1 == 1:
+        inside = tl.abs(new) <= bound  # never of nan
+        change += tl.where(new < 0, -bound, bound)
+        new = tl.where(inside, 0.0, theta - change)
+    if KEEP:
+        low = (theta - new) - change
+        if L1 == 1:
+            low = tl.where(inside, 0.0, low)
+        power, rest = _power_pair(new, low, True, N)
         weight = tl.where(tl.abs(power) < float("inf"), power + rest, power)
         if N % 2 == 0:
             weight = tl.where(new < 0, -weight, weight)
     else:
-        new = theta - lr * (direction + pull * theta)
         weight = _signed_power(new, exponent, N)
+    if L1 == 2:
+        size = tl.abs(weight) - bound
+        weight = tl.where(size <= 0, 0.0, tl.where(weight < 0, -size, size))
+        new = _signed_power(weight, 1 / exponent, 0)
+    if MASK:
+        new = tl.where(kept, new, 0.0)
+        weight = tl.where(kept, weight, 0.0)
     tl.store(theta_ptr + at, new, mask=mask)
     if MIRROR:
         tl.store(weight_ptr + at, weight.to(weight_ptr.dtype.element_ty), mask=mask)
@@ -114,45 +154,11 @@ def _mirror_step(
 
 @triton.jit
 def _descend_kernel(
-    weight, grad, theta, buffer, norm, numel, blocks, lr, pull, exponent, momentum,
+    weight, grad, theta, keeps, buffer, norm, numel, blocks, lr, pull, exponent, l1, momentum,
     TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
-    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr,
-    MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    if TABLE:
-        row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 6
-        at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
-        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
-        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
-        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-        buffer = tl.load(row + 3).to(tl.pointer_type(tl.float32))
-        norm = tl.load(row + 4).to(tl.pointer_type(tl.float32))
-        numel = tl.load(row + 5)
-    else:
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if TENSOR_LR:
-        lr = tl.load(lr).to(tl.float32)
-        pull = tl.load(pull).to(tl.float32)
-    mask = at < numel
-    x, x_low = _mirror_variable(weight, theta, at, mask, KEEP, N)
-    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
-    if MAXIMIZE:
-        g = -g
-    if NORMALIZE:
-        g = g / tl.load(norm)
-    if MOMENTUM:
-        b = momentum * tl.load(buffer + at, mask=mask, other=0.0) + g
-        tl.store(buffer + at, b, mask=mask)
-        g = g + momentum * b if NESTEROV else b
-    _mirror_step(weight, theta, at, mask, x, x_low, g, lr, pull, exponent, MIRROR, KEEP, N)
-
-
-@triton.jit
-def _adam_kernel(
-    weight, grad, theta, avg, avg_sq, step, numel, blocks, lr, pull, exponent,
-    weight1, beta2, weight2, log_beta1, log_beta2, eps,
-    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
-    MIRROR: tl.constexpr, KEEP: tl.constexpr, N: tl.constexpr, MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
+    MAXIMIZE: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     if TABLE:
         row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 7
@@ -160,9 +166,9 @@ def _adam_kernel(
         weight = tl.load(row).to(tl.pointer_type(WEIGHT))
         grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
         theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-        avg = tl.load(row + 3).to(tl.pointer_type(tl.float32))
-        avg_sq = tl.load(row + 4).to(tl.pointer_type(tl.float32))
-        step = tl.load(row + 5).to(tl.pointer_type(tl.float32))
+        keeps = tl.load(row + 3).to(tl.pointer_type(tl.uint8))
+        buffer = tl.load(row + 4).to(tl.pointer_type(tl.float32))
+        norm = tl.load(row + 5).to(tl.pointer_type(tl.float32))
         numel = tl.load(row + 6)
     else:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -170,7 +176,55 @@ def _adam_kernel(
         lr = tl.load(lr).to(tl.float32)
         pull = tl.load(pull).to(tl.float32)
     mask = at < numel
-    x, x_low = _mirror_variable(weight, theta, at, mask, KEEP, N)
+    kept = mask
+    if MASK:
+        kept = tl.load(keeps + at, mask=mask, other=0) != 0
+    x, x_low = _mirror_variable(weight, theta, at, mask, kept, exponent, WEIGHT, MIRROR, KEEP, N)
+    g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+    if MAXIMIZE:
+        g = -g
+    if NORMALIZE:
+        g = g / tl.load(norm)
+    if MOMENTUM:
+        b = momentum * tl.load(buffer + at, mask=mask, other=0.0) + g
+        if MASK:
+            b = tl.where(kept, b, 0.0)
+        tl.store(buffer + at, b, mask=mask)
+        g = g + momentum * b if NESTEROV else b
+    _mirror_step(
+        weight, theta, at, mask, kept, x, x_low, g, lr, pull, exponent, l1, MIRROR, KEEP, MASK, L1, N
+    )  # fmt: skip
+
+
+@triton.jit
+def _adam_kernel(
+    weight, grad, theta, keeps, avg, avg_sq, step, numel, blocks, lr, pull, exponent, l1,
+    weight1, beta2, weight2, log_beta1, log_beta2, eps,
+    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
+    MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
+    MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if TABLE:
+        row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 8
+        at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
+        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
+        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
+        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
+        keeps = tl.load(row + 3).to(tl.pointer_type(tl.uint8))
+        avg = tl.load(row + 4).to(tl.pointer_type(tl.float32))
+        avg_sq = tl.load(row + 5).to(tl.pointer_type(tl.float32))
+        step = tl.load(row + 6).to(tl.pointer_type(tl.float32))
+        numel = tl.load(row + 7)
+    else:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if TENSOR_LR:
+        lr = tl.load(lr).to(tl.float32)
+        pull = tl.load(pull).to(tl.float32)
+    mask = at < numel
+    kept = mask
+    if MASK:
+        kept = tl.load(keeps + at, mask=mask, other=0) != 0
+    x, x_low = _mirror_variable(weight, theta, at, mask, kept, exponent, WEIGHT, MIRROR, KEEP, N)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
     m = tl.load(avg + at, mask=mask, other=0.0)
     v = tl.load(avg_sq + at, mask=mask, other=0.0)
@@ -181,22 +235,28 @@ def _adam_kernel(
         g = -g
     m += weight1 * (g - m)  # weights are 1 − β: formed here, from a rounded β, they would be wrong
     v = beta2 * v + weight2 * g * g
+    if MASK:
+        m = tl.where(kept, m, 0.0)
+        v = tl.where(kept, v, 0.0)
     tl.store(avg + at, m, mask=mask)
     tl.store(avg_sq + at, v, mask=mask)
     size = tl.sqrt(v) / tl.sqrt(correction2) + eps
-    _mirror_step(weight, theta, at, mask, x, x_low, m / size / correction1, lr, pull, exponent, MIRROR, KEEP, N)
+    _mirror_step(
+        weight, theta, at, mask, kept, x, x_low, m / size / correction1, lr, pull, exponent, l1,
+        MIRROR, KEEP, MASK, L1, N,
+    )  # fmt: skip
 
 
 Rows = Sequence[tuple[Tensor, ...]]
 
 
 def descend(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
-    """MirrorDescent's update; a row is a weight, its gradient, mirror variable, momentum buffer and norm."""
+    """MirrorDescent's update; a row is a weight, its gradient, mirror variable, mask, momentum buffer and norm."""
     _launch(_descend_kernel, rows, scalars, capturable, flags)
 
 
 def adam(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
-    """MirrorAdam's update; a row is a weight, its gradient, mirror variable, two moments and step."""
+    """MirrorAdam's update; a row is a weight, its gradient, mirror variable, mask, two moments and step."""
     _launch(_adam_kernel, rows, scalars, capturable, flags)
 
 

@@ -21,7 +21,7 @@ Bounds = dict[str, list[float]]
 Report = Callable[[float], None]
 
 THIN = 1e-5
-"""Singular values of a start K Qᵀ are at least this fraction of the largest: a zero one has zero gradient."""
+"""Singular values of a start K Qᵀ are at least this fraction of the largest; one that is 0 would have gradient 0."""
 SAME = 1e-6
 """Difference of log slopes below which they are equal."""
 INSIDE = 1 - 1e-9
@@ -77,7 +77,7 @@ def global_branch(solver: Solver, bounds: Bounds, far: Blocks, report: Report) -
     for k, (row, other) in enumerate(zip(rows, up)):
         rows[k] = other.where(other.beats(row), row)
         lower = _lower(rows[k - 1], rows[k]) if k else torch.zeros_like(row.interior)
-        if bool(lower.any()):  # what is best in a smaller ball is still allowed, and a start in this one
+        if bool(lower.any()):  # the best point of a smaller ball is allowed here, too: a start
             below = solver.solve_inside(rows[k - 1], {name: radii[k] for name, radii in bounds.items()})
             rows[k] = below.where(lower, rows[k])
     return rows
@@ -88,7 +88,7 @@ def _lower(row: Row, other: Row) -> Tensor:
 
 
 def local_branch(solver: Solver, bounds: Bounds, far: Blocks, cone: Cone | None, report: Report) -> list[Row]:
-    # Without a solution there is no limit; some start all the same, for the other trials' sake.
+    # Without a solution there is no limit. Such trials still get some start, for the sake of the others.
     far = {name: torch.nan_to_num(block, nan=1.0) for name, block in far.items()}
     return _down(solver, bounds, far, cone, report)
 
@@ -132,7 +132,7 @@ class Solver:
 
     def _steepest(self, name: str, x: Tensor, fixed: Blocks, far: Blocks) -> Tensor:
         G = self._objective({name: (x.shape[1], x.shape[2])}, fixed).at(x.flatten(1)[..., None]).G
-        # For (K, Q) the best direction is the first singular pair: −G itself is near enough to start.
+        # For (K, Q) the best direction is the first singular pair; −G itself is near enough for a start.
         G = -G.reshape(x.shape)
         steepest = G if "K" in self.shapes else self.ball.dual_unit(G)
         zero = (steepest == 0).flatten(1).all(1)[:, None, None]
@@ -146,7 +146,7 @@ class Solver:
         return self._single(objective, self._minimise(objective, _joined(trained), radius), radius)
 
     def solve_inside(self, row: Row, bounds: dict[str, float]) -> Row:
-        """From a point of a smaller ball. (Of a joint path it is that point itself, stationary or not.)"""
+        """From a point of a smaller ball. (For a joint path it is that point itself, stationary or not.)"""
         if "v" in self.shapes:
             return replace(row, stationarity=row.vanished, interior=torch.ones_like(row.interior))
         objective, radius = self._objective(self.shapes, {}), self._radius(bounds)
@@ -166,7 +166,7 @@ class Solver:
         return row
 
     def _solve_joint(self, start: Blocks, bounds: dict[str, float]) -> Row:
-        """v and W in turn. W hardly matters to v where it selects tokens, so few rounds do for large radii."""
+        """v and W in turn. Where W selects tokens it hardly matters to v, so a few rounds suffice for large radii."""
         W, v = bounds["W"] * self.ball.unit(start["W"]), start["v"]
         W_end, v_end = self._turn(W, v, bounds)
         for _ in range(self.steps - 1):
@@ -177,7 +177,7 @@ class Solver:
         return self._row({"v": (v_end, bounds["v"]), "W": (W_end, bounds["W"])}, blocks)
 
     def _turn(self, W: Tensor, v: Tensor, bounds: dict[str, float]) -> tuple[Point, Point]:
-        """The best v for W, then the best W for that v; and how v stands now."""
+        """The best v for W, then the best W for that v; and how good v is now."""
         v_shape, W_shape = {"v": self.shapes["v"]}, {"W": self.shapes["W"]}
         v_end = self._minimise(self._objective(v_shape, {"W": W}), v, bounds["v"])
         objective = self._objective(W_shape, {"v": v_end.x})

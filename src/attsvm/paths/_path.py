@@ -18,11 +18,7 @@ from attsvm.objective import as_loss
 from attsvm.paths._branches import Cone, Solver, global_branch, local_branch
 from attsvm.progress import progress_bar
 from attsvm.svm import MaxMargin, att_svm, head_svm, solve
-
-SHARP, CERTIFIED = 1e-12, 1e-9
-"""Limits are solved to the relative gap 1e-12, because W is known to its root only; a gap of 1e-9 still counts."""
-CHOICES = 4096
-"""Token choices a trial up to which the largest label margin is searched among all."""
+from attsvm.tolerances import CERTIFIED, CHOICES, SHARP
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,22 +98,22 @@ def regularization_path(
     "W" is W-RP and ℓp-AttRP; "KQ" is KQ-RP, ‖K‖_F² + ‖Q‖_F² ≤ 2R, whose limit is nuclear; "joint" is ℓp-JointRP with
     ‖v‖ ≤ r(R) in place of the data's head.
 
-    The global path (tokens=None) is one of global minimisers, which no method certifies: this one follows two
-    branches of stationary points, up from the best direction at W = 0 and down from the SVM of the optimal tokens at
-    the largest radius, and takes the better one at each radius (by the loss, where that ties by the gradient), or a
-    descent from the smaller ball's minimiser where that is better still. For a joint path the optimal tokens are
-    those of largest label margin, found among all choices if they are at most 4096.
+    The global path (tokens=None) consists of global minimisers, which no method certifies. This one follows two
+    branches of stationary points: up from the best direction at W = 0, and down from the SVM of the optimal tokens at
+    the largest radius. At each radius it takes the better one, by the loss, and by the gradient where losses tie; or a
+    descent from the smaller ball's minimiser where that is better still. For a joint path the optimal tokens are those
+    of largest label margin, found among all choices if these are at most 4096.
 
-    Given `tokens` α the path is the local one, down from R·W_mm(α)/‖W_mm(α)‖ at the largest radius, and starts there
-    again after a radius at which it was outside cone_ε(α): there no minimiser inside the cone was found.
+    Given `tokens` α, the path is the local one, down from R·W_mm(α)/‖W_mm(α)‖ at the largest radius. After a radius at
+    which it was outside cone_ε(α), it starts there again: no minimiser inside the cone was found.
 
-    A ReLU head has kinks, at which a minimiser need not be stationary: such a trial does not converge.
+    A ReLU head has kinks, where a minimiser need not be stationary. Such a trial does not converge.
 
     cone_epsilon      ε of cone_ε(α), (86) of TF-as-SVM; half of what W_mm(α) attains if not given
     m                 width of K and Q, min(d, e) if not given
-    head_radius       r as a function of R, or r/R. If r/R does not vanish, W goes to the SVM only if every sample is
-                      a support vector of the label SVM, as Assumption B of the joint theorem asks: else a sample with a
-                      larger label margin needs less attention. With r = √R it does in any case.
+    head_radius       r as a function of R, or r/R. If r/R does not vanish, W reaches the SVM only if every sample is a
+                      support vector of the label SVM, as Assumption B of the joint theorem asks; otherwise a sample
+                      with a larger label margin needs less attention. With r = √R, W reaches it in any case.
     steps_per_radius  Newton steps at most (for a joint path rounds of them, v and W in turn)
     tol               stationarity to reach
     """

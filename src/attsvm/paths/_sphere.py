@@ -3,8 +3,8 @@
 On the sphere ‖x‖ = R let u = x/R and θ = ∇ψ(u), so that ‖θ‖_* = 1. A minimiser has its negative gradient along θ.
 Newton's method solves for that: the derivative of u in θ is D⁻¹ = ∇²ψ*(θ), and with the multiplier μ = −⟨G, u⟩ a
 step y of θ, which moves u by D⁻¹y, obeys (μ + R H D⁻¹) y = −G − μθ up to multiples of θ. Conjugate gradients in the
-metric D⁻¹ solve it: where the softmax has saturated, H has one direction a support token and everything else is μ, so
-they need few steps however large R is. Where losses tie gradients decide, which keep their relative accuracy.
+metric D⁻¹ solve it. Where the softmax has saturated, H has one direction per support token and everything else is μ, so
+they need few steps however large R is. Where losses tie, gradients decide, which keep their relative accuracy.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ LONGEST = 0.5
 HALVINGS = 40
 DOUBLINGS = 20
 SHRUNK = 0.95
-"""A minimiser inside the ball is looked for from this fraction of the radius."""
+"""The search for a minimiser inside the ball starts from this fraction of the radius."""
 
 
 class Value(NamedTuple):
@@ -83,7 +83,7 @@ class Point:
 def in_ball(objective: Objective, geometry: Lp, theta: Tensor, radius: Tensor, tol: float, steps: int) -> Point:
     """A stationary point of every trial in its ball, from the direction θ (B, N, 1).
 
-    On the sphere, as a rule; where the loss rises outwards there, inside.
+    Usually on the sphere; where the loss rises outwards there, inside.
     """
     now = on_sphere(objective, geometry, theta, radius, tol, steps)
     rising = ((now.multiplier < 0) & (now.vanished > tol)).nonzero()[:, 0]
@@ -164,7 +164,7 @@ def point(objective: Objective, geometry: Lp, theta: Tensor, radius: Tensor) -> 
 
 
 def _step(objective: Objective, geometry: Lp, now: Point, going: Tensor) -> tuple[Point, Tensor]:
-    """One Newton step of the trials that go on, halved until it is an improvement; and who moved.
+    """One Newton step of the trials that are not done, halved until it is an improvement; and which ones moved.
 
     Where one token dominates, the loss is an exponential: Newton's step takes it down by e and no more. A step that
     leaves the slope as it was is doubled.

@@ -1,4 +1,4 @@
-"""Figures of plain numbers: what they share, and the ones that several parts draw. They need matplotlib."""
+"""Figures from plain numbers: their common style, and those that several packages draw. They need matplotlib."""
 
 from attsvm.plots._axes import draw_curves, draw_matrix, own_axes
 from attsvm.plots._common import (

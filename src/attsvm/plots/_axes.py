@@ -1,14 +1,17 @@
-"""Pictures of one object on one pair of axes, given or new: what `plot()` of runs, verdicts and solutions draws."""
+"""One object on one pair of axes, given or new: what `plot()` of runs, verdicts and solutions draws."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from torch import Tensor
 
-from attsvm.plots._common import BLUE, GREEN, ORANGE, STYLE, VERMILION, mpl
+from attsvm.plots._common import BLUE, GREEN, ORANGE, STYLE, VERMILION, import_matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOOKS = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (VERMILION, ":"))
 
@@ -17,9 +20,10 @@ def own_axes(ax: Axes | None) -> Axes:
     """The axes, or new ones of a figure that notebooks show."""
     if ax is not None:
         return ax
+    matplotlib = import_matplotlib()
     from matplotlib import pyplot
 
-    with mpl.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         return pyplot.subplots(figsize=(5.0, 3.4), layout="constrained")[1]
 
 

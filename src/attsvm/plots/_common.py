@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
 
-try:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise AttsvmError("figures need matplotlib: pip install 'attsvm[plot]'.") from error
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and by their lightness in grey.
+# Okabe and Ito's colours: colour-blind readers can tell them apart, and in grey their lightness differs.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,12 +33,18 @@ STYLE: dict[Any, Any] = {
 
 def styled(function: F) -> F:
     """Draw a figure in the common style."""
-    return mpl.rc_context(STYLE)(function)
+
+    @wraps(function)
+    def drawn(*arguments: Any, **named: Any) -> Any:
+        with import_matplotlib().rc_context(STYLE):
+            return function(*arguments, **named)
+
+    return cast(F, drawn)
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
     """A figure with a grid of axes, free of pyplot's global state."""
-    figure = Figure(figsize=size, layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]
 
@@ -50,5 +52,15 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
     """Write the figure to every path, in the format of its ending, whole or not at all."""
     for path in paths:
-        with mpl.rc_context(STYLE), atomic_path(path) as temporary:
+        with import_matplotlib().rc_context(STYLE), atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=150)
+
+
+def import_matplotlib() -> Any:
+    """Imported only where a figure is drawn: computing needs no matplotlib."""
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError as error:
+        raise AttsvmError("figures need matplotlib: pip install 'attsvm[plot]'.") from error
+    return matplotlib

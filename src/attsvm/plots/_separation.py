@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from attsvm.errors import AttsvmError
 from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = (BLUE, ORANGE)
 
@@ -42,9 +43,12 @@ def separation_figure(X: np.ndarray, Z: np.ndarray, solutions: Sequence[Solution
             ax.annotate("", arrow, (0, 0), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.6, "shrinkB": 0})
             ax.scatter(*np.delete(X[i], selected, 0).T, s=45, marker="os"[i], color=colour, zorder=3)
             ax.scatter(*X[i, selected], s=190, marker="*", color=colour, edgecolor="black", lw=0.8, zorder=4)
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel="first coordinate")
         entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
         ax.set_title(f"{solution.name}:  ‖W‖ = {solution.norm:.4f}\nW = [{entries}]")
+    axes[0][0].set_ylabel("second coordinate")
+    from matplotlib.lines import Line2D
+
     key = [
         Line2D([], [], marker="*", ls="", ms=11, mfc="white", mec="black", label="selected token"),
         Line2D([], [], marker="o", ls="", mfc="grey", mec="grey", label="other token"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from attsvm.plots._axes import draw_band
 from attsvm.plots._common import BLUE, ORANGE, new_figure, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @styled

@@ -1,14 +1,14 @@
-"""What the page says of every experiment, computed from its rows."""
+"""What the page says about every experiment, computed from its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attsvm.errors import AttsvmError
-from attsvm.experiments import CATALOG, Check, Experiment, fine, verdict_line
-from attsvm.experiments._store import read_provenance, read_stored
+from attsvm.experiments import CATALOG, Check, Experiment, fine, read_provenance, read_stored, verdict_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ class Section:
 
     @property
     def explained(self) -> bool:
-        """Has nothing failed but where the paper errs?"""
+        """Has nothing failed except where the paper errs?"""
         return self.complete and not self.passed and fine(self.checks)
 
     @property
@@ -48,14 +48,26 @@ class Section:
         return verdict_line(self.checks) if self.complete else f"unfinished: {self.done} of {self.batches} batches"
 
 
-def gather(runs: Path) -> list[Section]:
-    """The experiments that have a plan in this folder, in the order of the catalog."""
+def gather(runs: Path, own: Sequence[Experiment] = ()) -> list[Section]:
+    """The experiments that have a plan in this folder, in the order of the catalog, and then your own."""
     if not runs.is_dir():
         raise AttsvmError(f"runs must be a folder that attsvm reproduce filled, but {runs} is not a folder.")
-    sections = [section for experiment in CATALOG.values() if (section := _section(runs, experiment)) is not None]
+    for experiment in own:
+        if not (runs / experiment.id).is_dir():
+            raise AttsvmError(f"{runs} has no rows of {experiment.id}: run it first.")
+    known = [*CATALOG.values(), *own]
+    sections = [section for experiment in known if (section := _section(runs, experiment)) is not None]
     if not sections:
-        raise AttsvmError(f"runs must be a folder that attsvm reproduce filled, but {runs} has no experiment.")
+        others = ", ".join(strangers(runs, own))
+        hint = f": name the file of {others}, too" if others else ""
+        raise AttsvmError(f"runs must be a folder of attsvm reproduce, but {runs} has no known experiment{hint}.")
     return sections
+
+
+def strangers(runs: Path, own: Sequence[Experiment] = ()) -> list[str]:
+    """Ids of experiments in this folder that are neither in the catalog nor given: a page needs their files."""
+    known = CATALOG.keys() | {experiment.id for experiment in own}
+    return sorted(plan.parent.name for plan in runs.glob("*/plan.json") if plan.parent.name not in known)
 
 
 def _section(runs: Path, experiment: Experiment) -> Section | None:
@@ -73,7 +85,7 @@ def _section(runs: Path, experiment: Experiment) -> Section | None:
         seconds=sum(timing["seconds"] for _, timing in known),
         finished=max((timing["finished"] for _, timing in known), default=""),
         provenance=first,
-        machines=sorted({f"{where['processor']}, {where['system']}" for where, _ in known}),
+        machines=sorted({f"{where.get('processor')}, {where.get('system')}" for where, _ in known}),
         paths=stored.paths,
         figure=experiment.figure(rows) if rows is not None else None,
         checks=experiment.checks(rows) if rows is not None else [],

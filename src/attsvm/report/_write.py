@@ -33,12 +33,13 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         explained=sum(section.explained for section in sections),
         checks=sum(len(section.checks) for section in sections),
         checks_passed=sum(check.passed for section in sections for check in section.checks),
-        # Two figures of the same rows took their time once.
+        # The time of rows that two figures share counts once.
         seconds=sum({(s.experiment.rows_of or s.experiment.id): s.seconds for s in sections}.values()),
         quick=any(section.quick for section in sections),
         link=link,
         svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
         runs=runs,
+        own=any(not section.experiment.paper for section in sections),
     )
     write_page(out, page)
 
@@ -64,7 +65,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     from attsvm.plots import STYLE
 
     buffer = io.StringIO()
-    # Text as outlines: a phone has none of matplotlib's fonts, and other widths would overlap.
+    # Text as outlines: a phone has none of matplotlib's fonts, and letters of other widths would overlap.
     style: dict[Any, Any] = STYLE | {"svg.fonttype": "path", "svg.hashsalt": name}
     with mpl.rc_context(style):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -13,9 +13,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
 from attsvm.svm._why import simple_reasons
-
-SELECTED_WEIGHT = 1e-3
-"""Softmax weight above which TF-as-SVM counts a token as selected (its Section 6)."""
+from attsvm.tolerances import SELECTED
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +139,7 @@ def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> M
         raise AttsvmError(
             f"weights must have shape (B, n, K, T) = {tuple(data.mask.shape)}, but got {tuple(weights.shape)}."
         )
-    sets = _check_sets(data, (weights > SELECTED_WEIGHT) if selected is None else selected)
+    sets = _check_sets(data, (weights > SELECTED) if selected is None else selected)
     if not bool((weights[sets] > 0).all()):
         raise AttsvmError("weights must be positive on the selected tokens: their logarithms are matched.")
     A, low, others, chosen = _differences(data, sets)

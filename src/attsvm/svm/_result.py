@@ -176,7 +176,7 @@ class MaxMargin:
 
     @classmethod
     def load(cls, path: PathLike, *, geometry: Geometry | None = None) -> MaxMargin:
-        """Read what `save` wrote; an own geometry is found by name if its class is defined, or given here."""
+        """Read what `save` wrote; a geometry of your own is found by name if its class is defined, or given here."""
         arrays, facts = read_arrays(path, SCHEMA)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:

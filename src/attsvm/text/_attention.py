@@ -1,7 +1,7 @@
 """The attention model of texts, and its fit.
 
 A text is a bag of columns s (words, n-grams) with damped counts x_s. Column s has an importance a_s and a direction b_s
-(one a class; a single one for two classes), and every text holds the ⟨cls⟩ token of weight c and direction 0:
+(one per class; a single one for two classes), and every text holds the ⟨cls⟩ token of weight c and direction 0:
 
     attention_s = x_s e^{a_s} / Z,   Z = c + Σ_s x_s e^{a_s},   score = bias + Σ_s attention_s b_s.
 

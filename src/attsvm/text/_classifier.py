@@ -34,7 +34,7 @@ Report = Callable[[str, int], None]
 
 
 class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
-    """Softmax attention over the words of a text, with two numbers a word: its importance and its direction.
+    """Softmax attention over the words of a text, with two numbers per word: its importance and its direction.
 
     The score of a text is the mean of the directions of its words, weighted by attention, plus a bias; so it is the sum
     of the contributions that :meth:`explain` shows. See the module `attsvm.text._attention` for the formulas.
@@ -53,7 +53,8 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
             4 helps where words are misspelt, inflected or new.
         p: the geometry of both penalties, 1 < p < ∞; near 1 few words carry the model.
         class_weight: None, "balanced" or a dictionary from label to weight.
-        validation_fraction: size of the held-out part; with few texts up to three parts are held out in turn.
+        validation_fraction: size of the held-out part. None is a tenth; with fewer than 10,000 texts it is all of them,
+            in five parts one after the other.
         max_iter, tol: of L-BFGS, for each penalty: iterations, and relative decrease of the loss at which to stop.
         tokenizer: a `WordTokenizer` or `WordPieceTokenizer`; None is `WordTokenizer()`.
         random_state: decides which texts are held out.
@@ -61,7 +62,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
 
     What is None is chosen by the loss on the held-out texts. Above 500,000 tokens this is the penalty alone, because
     every choice multiplies the time of the fit: there None is 1, 2, 0.5 and 0.5 for ngrams, min_texts, importance and
-    rarity. With a given penalty, and below about 100 texts, nothing is chosen: there None is 1, 1, 0.5 and 0.5, and 0.1
+    rarity. With a given penalty, and below about 50 texts, nothing is chosen: there None is 1, 1, 0.5 and 0.5, and 0.1
     for the penalty.
 
     Attributes:
@@ -89,7 +90,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
         characters: int = 0,
         p: float = 2.0,
         class_weight: Any = None,
-        validation_fraction: float = 0.1,
+        validation_fraction: float | None = None,
         max_iter: int = 200,
         tol: float = 1e-5,
         tokenizer: WordTokenizer | None = None,
@@ -227,8 +228,9 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
             raise AttsvmError(f"rarity must lie between 0 and 1, but got {self.rarity}.")
         if self.importance is not None and as_real("importance", self.importance, least=0) == 0:
             raise AttsvmError("importance must be positive; 0.01 makes all words nearly alike.")
-        if not 0 < as_real("validation_fraction", self.validation_fraction, least=0) < 1:
-            raise AttsvmError(f"validation_fraction must lie between 0 and 1, but got {self.validation_fraction}.")
+        fraction = self.validation_fraction
+        if fraction is not None and not 0 < as_real("validation_fraction", fraction, least=0) < 1:
+            raise AttsvmError(f"validation_fraction must lie between 0 and 1, but got {fraction}.")
         if self.tokenizer is not None and not isinstance(self.tokenizer, WordTokenizer):
             raise AttsvmError(f"tokenizer must be a WordTokenizer, but got {type(self.tokenizer).__name__}.")
         geometry = Lp(self.p)
@@ -254,7 +256,7 @@ def _checked_labels(y: Any, count: int) -> np.ndarray:
     if len(labels) != count:
         raise AttsvmError(f"X and y must have the same length, but there are {count} texts and {len(labels)} labels.")
     if not count:
-        raise AttsvmError("X must have at least one text a class, but it is empty.")
+        raise AttsvmError("X must have at least one text per class, but it is empty.")
     missing = [place for place, label in enumerate(labels) if label is None or label != label]
     if missing:
         raise AttsvmError(f"y must have a label for every text, but label {missing[0]} is missing.")

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 _FEW = 10
 """With fewer held-out texts than this nothing is chosen: the verdict would be chance."""
 _PENALTY_OF_FEW = 0.1
+_PART = 0.1
+"""Of the texts, to hold out"""
 _ENOUGH = 1000
-"""Held-out texts that make a verdict sure; up to `_TRIALS` parts are held out in turn to have so many."""
-_TRIALS = 3
+"""Where the part has fewer texts than this, all texts are held out, in `_FOLDS` parts one after the other."""
+_FOLDS = 5
 _LOOSE = 10
 """Where many forms are compared, their fits stop this much earlier than the last one."""
 _CHEAP = 500_000
@@ -163,18 +165,19 @@ def problem_settings(form: Form, p: float) -> dict[str, float]:
 
 
 def hold_out(
-    texts: Sequence[str], place: np.ndarray, times: np.ndarray, fraction: float, random: np.random.RandomState
+    texts: Sequence[str], place: np.ndarray, times: np.ndarray, fraction: float | None, random: np.random.RandomState
 ) -> list[np.ndarray]:
-    """(texts,) bool: parts of that size of each class, one after the other, none of them all of a class.
+    """(texts,) bool: parts of each class, one after the other, none of them all of a class.
 
-    Equal texts of a class are held out together, so that none is both fitted to and judged by. No part has fewer than
-    `_FEW` texts; with few texts there is no part.
+    A fraction asks for one part of that size. Equal texts of a class are held out together, so that none is both fitted
+    to and judged by. No part has fewer than `_FEW` texts; with few texts there is no part.
     """
     members: list[dict[str, list[int]]] = [{} for _ in range(place.max() + 1)]
     for i, (text, k) in enumerate(zip(texts, place)):
         members[k].setdefault(text, []).append(i)
-    wanted = _ENOUGH / (fraction * sum(map(len, members)))
-    parts = np.zeros((int(np.clip(np.ceil(wanted), 1, min(_TRIALS, 1 / fraction))), len(texts)), dtype=bool)
+    trials = _FOLDS if fraction is None and _PART * sum(map(len, members)) < _ENOUGH else 1
+    fraction = (_PART if trials == 1 else 1 / trials) if fraction is None else fraction
+    parts = np.zeros((trials, len(texts)), dtype=bool)
     for distinct in members:
         keys = sorted(distinct)  # whatever the order of the texts
         order = random.permutation(len(keys))

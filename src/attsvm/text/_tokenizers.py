@@ -205,7 +205,7 @@ def paper_tokenizer(file: str | Path | None = None) -> WordTokenizer:
 
 
 def split_texts(texts: Iterable[str]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The distinct chunks of the texts, the number of each chunk in turn, chunks a text.
+    """The distinct chunks of the texts, the number of each chunk in turn, and how many chunks each text has.
 
     A chunk is a word, or words that a full stop without a blank joins: to see which is the business of `pieces`, once
     for each. For ASCII that is faster than to look for words in the text.

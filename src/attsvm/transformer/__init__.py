@@ -1,29 +1,46 @@
 """Train transformers on real data with mirror descent or anything else: load_data, Settings, fit."""
 
-from attsvm.transformer._data import Data, Images, Texts
-from attsvm.transformer._evaluate import evaluate, write_metrics
-from attsvm.transformer._fit import Fitted, Progress, fit, load_model
+from attsvm.transformer._data import Data, Images, MiniBatch, Texts, image_data
+from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
+from attsvm.transformer._fit import BEST, CHECKPOINT, Fitted, Reached, fit, load_model
 from attsvm.transformer._load import load_data, save_data
-from attsvm.transformer._measure import attention_weights, class_attention, pruned, pruning_curve, weight_summary
+from attsvm.transformer._measure import (
+    EDGES,
+    LARGE_EDGES,
+    SHARES,
+    attention_weights,
+    class_attention,
+    pruned,
+    pruning_curve,
+    weight_summary,
+)
 from attsvm.transformer._page import write_attention_page
 from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
 from attsvm.transformer._settings import OPTIMIZERS, Settings, make_model, make_optimizer
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 __all__ = [
+    "BEST",
+    "CHECKPOINT",
+    "EDGES",
+    "LARGE_EDGES",
     "OPTIMIZERS",
+    "SHARES",
     "Data",
     "Fitted",
     "Images",
+    "MiniBatch",
     "Probes",
-    "Progress",
+    "Reached",
     "Settings",
     "Texts",
     "attention_weights",
+    "best_epoch",
     "class_attention",
     "encode_probes",
     "evaluate",
     "fit",
+    "image_data",
     "load_data",
     "load_model",
     "load_probes",

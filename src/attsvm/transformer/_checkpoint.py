@@ -1,4 +1,4 @@
-"""A run in one file: weights, optimizer state, place in the epoch, random states. Resumed, it gives the same bits."""
+"""A run in one file: weights, optimizer state, place in the epoch, random states. It resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SCHEMA = Schema(
 
 @dataclass
 class Place:
-    """How far a run has come. `sums` and random states have one row a process."""
+    """How far a run has come. `sums` and random states have one row per process."""
 
     epoch: int = 0
     """whole epochs done"""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import Places
+from attsvm.models import Places
 
 MULTIPLE = 16
 """Where attention needs padding it is to a multiple of this."""
@@ -20,7 +20,7 @@ POOL = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class MiniBatch:
     """Rows that are computed together. They lie on the device before the epoch begins, since a copy from the host makes
     it wait until the device is idle."""
 
@@ -34,9 +34,9 @@ class Batch:
         """Tokens or images: what throughput counts."""
         return int(self.sizes.sum())
 
-    def part(self, number: int, parts: int) -> Batch:
+    def part(self, number: int, parts: int) -> MiniBatch:
         """Every so-many-th row."""
-        return self if parts == 1 else Batch(self.rows[number::parts], self.sizes[number::parts])
+        return self if parts == 1 else MiniBatch(self.rows[number::parts], self.sizes[number::parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Texts:
     def to(self, device: torch.device) -> Texts:
         return Texts(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
 
-    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Batch]:
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[MiniBatch]:
         """All rows; in a new order if there is a generator, of similar length if `grouped`."""
         n, lengths = len(self), self.lengths.cpu()
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
@@ -85,7 +85,7 @@ class Texts:
             return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
         return found
 
-    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor, Places]:
+    def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor, Places]:
         """The tokens of these rows, one behind another, and their places."""
         longest = -(-max(batch.sizes.tolist(), default=1) // MULTIPLE) * MULTIPLE
         places = Places.of(self.lengths[batch.rows], longest, batch.work)
@@ -94,7 +94,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images of one split, brought to `size` and to mean 0 and variance 1 a channel (of the training images)."""
+    """Images of one split, brought to `size` and to mean 0 and variance 1 per channel (of the training images)."""
 
     pixels: Tensor
     """(n, channels, height, width) uint8"""
@@ -112,13 +112,13 @@ class Images:
         pixels, labels, mean, std = (t.to(device) for t in (self.pixels, self.labels, self.mean, self.std))
         return Images(pixels, labels, self.size, mean, std)
 
-    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[Batch]:
+    def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[MiniBatch]:
         """All rows; in a new order if there is a generator. (Images are all of one size.)"""
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
         return _cut(order, torch.ones(n, dtype=torch.int64), size, self.labels.device)
 
-    def take(self, batch: Batch, *, training: bool = False) -> tuple[Tensor]:
+    def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:
         """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""
         x = self.pixels[batch.rows]
         if training:
@@ -127,8 +127,8 @@ class Images:
         return (F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False),)
 
 
-def _cut(order: Tensor, sizes: Tensor, size: int, device: torch.device) -> list[Batch]:
-    return [Batch(rows, inside) for rows, inside in zip(order.to(device).split(size), sizes.split(size))]
+def _cut(order: Tensor, sizes: Tensor, size: int, device: torch.device) -> list[MiniBatch]:
+    return [MiniBatch(rows, inside) for rows, inside in zip(order.to(device).split(size), sizes.split(size))]
 
 
 def _shifted(x: Tensor) -> Tensor:

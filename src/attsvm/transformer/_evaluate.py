@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attsvm.files import atomic_path
-from attsvm.transformer._data import Batch, Images, Texts
+from attsvm.transformer._data import Images, MiniBatch, Texts
 
 BATCH = 250
 
@@ -23,7 +23,7 @@ def evaluate(
     split: Texts | Images,
     *,
     bf16: bool = False,
-    mine: Callable[[Batch], Batch] = lambda batch: batch,
+    mine: Callable[[MiniBatch], MiniBatch] = lambda batch: batch,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> dict[str, float]:
     """Loss and accuracy, and the accuracies of the even and of the odd rows: one half can choose what the other tells.
@@ -62,7 +62,7 @@ def best_epoch(history: list[dict[str, float]]) -> dict[str, float] | None:
 
 
 def write_metrics(folder: Path, history: list[dict[str, float]]) -> Path:
-    """A row an epoch, as metrics.parquet, or as metrics.jsonl where pyarrow is not installed."""
+    """One row per epoch, as metrics.parquet, or as metrics.jsonl where pyarrow is not installed."""
     try:
         import pyarrow as pa
         from pyarrow import parquet

@@ -1,9 +1,10 @@
-"""Train a transformer; killed at any step and started again it ends with the same weights."""
+"""Train a transformer; killed at any step and started again, it ends with the same weights."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.files import clear_leftovers, make_folder, one_line
+from attsvm.files import clear_leftovers, one_line
+from attsvm.identity import run_folder
 from attsvm.models import TextTransformer, ViT
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
-from attsvm.transformer._data import Batch, Data
+from attsvm.transformer._data import Data, MiniBatch
 from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
 from attsvm.transformer._settings import Settings, make_model, make_optimizer
 
@@ -26,14 +28,14 @@ BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
-class Progress:
+class Reached:
     """Where a run is: told after every step. `history` has a row for every epoch that is done."""
 
     epoch: int
     batch: int
     batches: int
     rate: float
-    """tokens or images a second in this epoch"""
+    """tokens or images per second in this epoch"""
     history: list[dict[str, float]]
     model: nn.Module
     """as it is after this step; where batch is batches, with the weights that the epoch's row is measured with"""
@@ -57,7 +59,7 @@ def fit(
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     stop: Callable[[], bool] = lambda: False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[Reached], None] = lambda progress: None,
     accelerator: Any = None,
 ) -> Fitted:
     """Train on `data.train`, and evaluate on `data.test` after every epoch.
@@ -67,7 +69,7 @@ def fit(
         settings: model, optimizer, stopping rule, seed.
         device: where to compute.
         out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
-            there goes on where it was, with the same bits.
+            there already is resumed bit for bit.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
         stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
@@ -79,7 +81,12 @@ def fit(
         raise AttsvmError(f"settings must be Settings, but got {describe(settings)}.")
     place = as_device(device) if accelerator is None else accelerator.device
     devices = [place] if place.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        if out is not None and (accelerator is None or accelerator.is_main_process):
+            folder = stack.enter_context(run_folder(out, "transformer fit"))
+            for name in (CHECKPOINT, BEST):
+                clear_leftovers(folder / name)
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
 
 
@@ -105,9 +112,9 @@ class _Run:
         # Processes share the initial weights, not the dropout.
         torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
-        del self.identity["epochs"]  # a run may go on for longer
+        del self.identity["epochs"]  # a run may be continued for longer
         self.tokenizer = data.tokenizer
-        self.path = None if out is None else _folder(out) / CHECKPOINT
+        self.path = None if out is None else Path(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
         if self.path is not None and self.path.is_file():
             self.place = load_run(self.path, self.identity, self.model, self.optimizer)
@@ -124,7 +131,7 @@ class _Run:
             # Texts have many widths; images have one, and torch 2.11 cannot compile this model for any size.
             self.step_model = torch.compile(self.step_model, dynamic=data.kind == "text")
 
-    def run(self, stop: Callable[[], bool], report: Callable[[Progress], None]) -> Fitted:
+    def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
         if place.stopped:  # nothing is left to do
             return Fitted(self.model, place.history, place.stopped, settings)
@@ -141,7 +148,7 @@ class _Run:
                 work += batch.work
                 place.seconds = before + time.perf_counter() - start
                 rate = work / place.seconds
-                report(Progress(place.epoch, place.batch, len(batches), rate, place.history, self.model))
+                report(Reached(place.epoch, place.batch, len(batches), rate, place.history, self.model))
                 due = self.path is not None and time.monotonic() - saved > self.every
                 ended, due = self._agreed(stop(), due)
                 if ended or due:
@@ -153,7 +160,7 @@ class _Run:
         self._save()
         return Fitted(self.model, place.history, place.stopped, settings)
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, batch: MiniBatch) -> None:
         """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
         train, settings = self.data.train, self.settings
         mine = self._mine(batch)
@@ -161,7 +168,7 @@ class _Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
             logits = self.step_model(*train.take(mine, training=True)).float()
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        # Processes average their gradients: times their number it is the sum.
+        # Processes average their gradients; times the number of processes gives the sum.
         scaled = loss * self.world / (len(batch.rows) if settings.loss == "mean" else 1)
         self.optimizer.zero_grad()
         if self.accelerator:
@@ -194,8 +201,8 @@ class _Run:
                 save_run(self.path.with_name(BEST), self.identity, reached, self.model, None, self.tokenizer)
             write_metrics(self.path.parent, place.history)
 
-    def _mine(self, batch: Batch) -> Batch:
-        """This process' part of a batch."""
+    def _mine(self, batch: MiniBatch) -> MiniBatch:
+        """The part of a batch that belongs to this process."""
         return batch.part(self.rank, self.world)
 
     def _total(self, sums: Tensor) -> Tensor:
@@ -222,7 +229,7 @@ class _Run:
             self.accelerator.wait_for_everyone()
 
     def _rows(self, own: Tensor) -> Tensor:
-        """One row a process, on the CPU."""
+        """One row per process, on the CPU."""
         if self.world == 1:
             return own[None].cpu()
         return self.accelerator.gather(own.to(self.device)[None]).cpu()
@@ -241,7 +248,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
     Args:
         folder: `out` of :func:`fit`.
-        best: the weights of the epoch with the best test accuracy instead. That accuracy is an optimistic number.
+        best: the weights of the epoch with the best test accuracy instead. That accuracy is optimistic.
         tokenizer: digest of a vocabulary, as :func:`encode_probes` gives it; a run known to have another is refused.
     """
     path, other = Path(folder) / (BEST if best else CHECKPOINT), Path(folder) / BEST
@@ -262,7 +269,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
 
 def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
-    """The model that the weights are of; no memory is taken for one that they are not of."""
+    """The model that these weights belong to; no memory is taken for any other."""
     sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
     if int(sizes.get("layers", 1)) > len(weights):
         raise ValueError(f"there are {len(weights)} weights for {sizes['layers']} layers")
@@ -277,10 +284,3 @@ def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
             model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
     model.load_state_dict(weights, assign=True)
     return model
-
-
-def _folder(out: str | Path) -> Path:
-    path = make_folder(out)
-    for name in (CHECKPOINT, BEST):
-        clear_leftovers(path / name)
-    return path

@@ -59,8 +59,8 @@ def load_data(
         source: see above.
         tokenizer: a tokenizer.json or the folder that holds it; texts need it.
         length: longest sequence in tokens; the rest of a text is cut off.
-        size: height and width that images are brought to; 48 if not given, and 8 for those built in.
-        images: a table or a Hugging Face name holds images. (A table with a column image is seen to.)
+        size: height and width to which images are scaled; 48 if not given, and 8 for the built-in ones.
+        images: a table or a Hugging Face name holds images. (A table with a column image is recognised.)
     """
     name, path = str(source), Path(source)
     if name == "synthetic":
@@ -183,7 +183,7 @@ def _cifar_folder(folder: Path, size: int) -> Data:
             pixels = [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
             labels = [as_index("labels", part[b"labels"]).numpy() for part in parts]
         except (KeyError, TypeError, ValueError) as error:
-            raise AttsvmError(f"{folder} must hold CIFAR-10's files, but data and labels are not as there.") from error
+            raise AttsvmError(f"{folder} must hold CIFAR-10's files, but their data and labels differ.") from error
         for file, images, own in zip(files[split], pixels, labels):
             if own.shape != (len(images),):
                 raise AttsvmError(f"{file} must have a label for every image, but it has {len(images)} and {own.size}.")

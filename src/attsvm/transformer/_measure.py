@@ -17,9 +17,9 @@ from attsvm.transformer._evaluate import evaluate
 from attsvm.transformer._pivotal import Probes
 
 LARGE = 0.06
-"""Weights from this size on are those of the paper's Figure 8."""
+"""The paper's Figure 8 shows weights of at least this size."""
 EDGES = np.concatenate([[0.0], np.logspace(-8, 2, 101)])
-"""Of the histograms of |w|: ten bins a decade."""
+"""Bins of the histograms of |w|: ten per decade."""
 LARGE_EDGES = np.linspace(LARGE, 1.06, 51)
 SHARES = (0.5, 0.8, 0.9, 0.95)
 
@@ -58,14 +58,14 @@ def weight_summary(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def pruned(model: nn.Module, share: float) -> Iterator[None]:
-    """Inside, the smallest `share` of all query, key and value weights together are 0; afterwards all is as before."""
+    """Inside the block, the smallest `share` of all query, key and value weights is 0; afterwards all is as before."""
     if as_real("share", share, 0.0) > 1:
         raise AttsvmError(f"share must be between 0 and 1, but got {share}.")
     matrices = [matrix for of_kind in attention_weights(model).values() for matrix in of_kind]
     kept = [matrix.detach().clone() for matrix in matrices]
     sizes = torch.cat([matrix.flatten() for matrix in kept]).abs()
     number = round(share * len(sizes))
-    order = sizes.argsort(stable=True)  # by number and not by threshold: equal weights cannot all go
+    order = sizes.argsort(stable=True)  # by count, not by threshold: of equal weights some may have to stay
     keep = torch.ones(len(sizes), dtype=torch.bool, device=sizes.device)
     keep[order[:number]] = False
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""A page of short reviews in which every word is as dark as [CLS] attends to it, one line a model; opens offline."""
+"""A page of short reviews in which a word is the darker the more [CLS] attends to it, one line per model; opens
+offline."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def write_attention_page(path: str | Path, models: Mapping[str, Mapping[str, Any
 
     Args:
         path: the .html file.
-        models: by name what :func:`class_attention` gave; all of the same reviews.
+        models: results of :func:`class_attention` by name, all for the same reviews.
     """
     reviews = pivotal_reviews()
     if not models:

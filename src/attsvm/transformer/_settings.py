@@ -33,7 +33,7 @@ class Settings:
     momentum       of mirror-descent and sgd
     weight_decay   None is the optimizer's own default
     sizes          of the model: keyword arguments of TextTransformer or ViT
-    batch, epochs  rows a step; most epochs
+    batch, epochs  rows per step; most epochs
     stop           stop after the epoch whose running train accuracy (with dropout) reaches this
     loss           "sum" over the batch, as in the paper's public code, or "mean"
     seed           of initial weights, order and dropout

@@ -1,9 +1,10 @@
-"""One file an experiment; the file name is the id."""
+"""One file per experiment; the file name is the id."""
 
 from importlib import import_module
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, did_you_mean
 from attsvm.experiments._experiment import Experiment
+from attsvm.experiments._own import load_experiments
 
 MODULES = (
     "svm_fig1",
@@ -21,6 +22,12 @@ MODULES = (
     "svm_local_rp",
     "svm_seq",
     "svm_theorems",
+    "svm_falsify",
+    "svm_conjecture",
+    "svm_basins",
+    "svm_self",
+    "svm_lemmas",
+    "svm_rank",
     "md_fig2",
     "md_fig3",
     "md_fig4",
@@ -31,16 +38,20 @@ MODULES = (
     "md_joint_rp",
     "md_rate",
     "md_init",
+    "md_cone",
+    "md_lemmas",
     "md_table1",
     "md_fig8",
     "md_fig9",
     "md_vit",
     "emb_lemma2",
     "emb_thm5",
+    "emb_lemmas",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "map_rules",
 )
 
 CATALOG: dict[str, Experiment] = {}
@@ -49,9 +60,16 @@ for _name in MODULES:
     CATALOG[_experiment.id] = _experiment
 
 
-def find(ids: list[str]) -> list[Experiment]:
-    """Experiments by id, in the order of the catalog; "all" is all of them."""
-    unknown = [name for name in ids if name != "all" and name not in CATALOG]
-    if unknown:
-        raise AttsvmError(f"experiments must be among {', '.join(CATALOG)} or all, but got {', '.join(unknown)}.")
-    return [experiment for name, experiment in CATALOG.items() if "all" in ids or name in ids]
+def find(names: list[str]) -> list[Experiment]:
+    """Experiments by id, in the order of the catalog ("all" is all of them), then those of files, "./mine.py"."""
+    ids = [name for name in names if not name.endswith(".py")]
+    for name in ids:
+        if name != "all" and name not in CATALOG:
+            hint = did_you_mean(name, ["all", *CATALOG])
+            raise AttsvmError(f"{name} is no experiment of the catalog (attsvm reproduce --list) and no .py file{hint}")
+    own = [experiment for name in names if name.endswith(".py") for experiment in load_experiments(name)]
+    taken = [experiment.id for experiment in own]
+    twice = next((name for name in taken if name in CATALOG or taken.count(name) > 1), None)
+    if twice is not None:
+        raise AttsvmError(f"the id {twice} is taken, in the catalog or by another file: choose another one.")
+    return [experiment for name, experiment in CATALOG.items() if "all" in ids or name in ids] + own

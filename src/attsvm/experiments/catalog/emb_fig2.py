@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attsvm.embeddings import SIZES, KLevel, Schedule
+from attsvm.embeddings import SIZES, AdamWPlan, KLevel
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
@@ -21,7 +21,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     rows = []
     for trial in trials:
         data = MODELS[size].sample(n, T, trial=trial)
-        schedule = Schedule(epochs=params["epochs"], lr=params["lr"], weight_decay=1e-4)
+        schedule = AdamWPlan(epochs=params["epochs"], lr=params["lr"], weight_decay=1e-4)
         rows.append(trained_tokens(data, params["d"], "one-layer", schedule, trial, device))
     return stacked(rows)
 

@@ -21,11 +21,12 @@ from attsvm.embeddings import (
     initial_embeddings,
     single_important,
 )
-from attsvm.experiments._arrays import SHARP, array
+from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import embedding_svm, gen_svm, solve
+from attsvm.tolerances import SHARP
 
 STATED, MODERATE = "(10) holds", "d = 256, η₀ = 50"
 ONE, ONE_SMALL = "one irrelevant token, (10) holds", "one irrelevant token, d = 256, η₀ = 3"

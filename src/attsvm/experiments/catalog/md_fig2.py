@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.data import example1
-from attsvm.experiments._arrays import SHARP, array
+from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.plots import Solution, separation_figure
 from attsvm.svm import MaxMargin, att_svm, solve
+from attsvm.tolerances import SHARP
 
 PRINTED = np.array([[0.03846, 0.0], [-0.00769, 0.0]])
 """The paper's W for p = 3."""

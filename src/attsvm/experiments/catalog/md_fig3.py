@@ -7,11 +7,12 @@ from itertools import product
 import numpy as np
 
 from attsvm.data import example1
-from attsvm.experiments._arrays import SHARP, array
+from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import BLUE, ORANGE, SKY, Figure, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import head_svm, solve
+from attsvm.tolerances import SHARP
 
 CHOICES = list(product((0, 1), repeat=2))
 
@@ -29,7 +30,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
 @styled
 def figure(rows: Rows) -> Figure:
     X = example1().X[0].numpy()
-    figure, axes = new_figure(2, 4, (10, 5.6))
+    figure, axes = new_figure(2, 4, (10, 5.9))
     for row, p in zip(axes, rows.values("p")):
         cell = rows.where(p=p)
         for ax, tokens, margin, v in zip(row, CHOICES, cell["margin"][0], cell["v"][0]):
@@ -40,8 +41,12 @@ def figure(rows: Rows) -> Figure:
             for i, (colour, marker) in enumerate(((BLUE, "o"), (ORANGE, "s"))):
                 ax.scatter(*X[i].T, s=35, marker=marker, color=colour, zorder=3)
                 ax.scatter(*X[i, tokens[i]], s=130, marker="*", color=colour, edgecolor="black", lw=0.7, zorder=4)
-            ax.set(xlim=(-6, 6), ylim=(-6, 6), aspect="equal")
-            ax.set_title(f"p = {p}, tokens {tokens[0] + 1} and {tokens[1] + 1}\nlabel margin {margin:.3g}")
+            ax.set(xlim=(-6, 6), ylim=(-6, 6), aspect="equal", xticks=(-5, 0, 5), yticks=(-5, 0, 5))
+            ax.label_outer()
+            ax.set_title(f"$p = {p}$, tokens {tokens[0] + 1} and {tokens[1] + 1}\nlabel margin {margin:.3g}")
+        row[0].set_ylabel("second coordinate")
+    for ax in axes[-1]:
+        ax.set_xlabel("first coordinate")
     figure.suptitle("Label margin (shaded) by the chosen tokens (stars); ● label +1, ■ label −1")
     return figure
 

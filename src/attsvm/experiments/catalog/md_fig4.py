@@ -99,5 +99,5 @@ EXPERIMENT = Experiment(
     cost=lambda params: 0.6 if params["schedule"] == "constant" else 0.3,
     remark="Training starts at W = 0 for every p, where the public scripts start at random, differently for each p. "
     "Gradients are exact; with plain ones the divergence rises again once the softmax has saturated. "
-    "The lower row repeats the experiment with steps that grow with ‖W‖, which come far closer to the limit.",
+    "The lower row repeats the experiment with steps that grow with ‖W‖, which get far closer to the limit.",
 )

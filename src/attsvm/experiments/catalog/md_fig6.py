@@ -7,11 +7,12 @@ import numpy as np
 from attsvm.data import example2
 from attsvm.diagnostics import direction_error
 from attsvm.dynamics import train
-from attsvm.experiments._arrays import SHARP, array, curves, limit, steps_of
+from attsvm.experiments._arrays import array, curves, limit, steps_of
 from attsvm.experiments._checks import Check, at_most
-from attsvm.experiments._draw import BLUE, ORANGE, VERMILION, Figure, new_figure, styled
+from attsvm.experiments._draw import BLUE, ORANGE, VERMILION, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import head_svm, solve
+from attsvm.tolerances import SHARP
 
 STEPS = {1.75: 1500, 2: 2000, 3: 20000}
 
@@ -45,14 +46,14 @@ def figure(rows: Rows) -> Figure:
         cell = rows.where(p=p)
         top, bottom = column
         for i, (colour, marker) in enumerate(((BLUE, "o"), (VERMILION, "s"))):
-            _path(top, cell["Wz"][0, :, i], cell["svm_Wz"][0, i], colour, marker, f"W z{i + 1}")
-        _path(bottom, cell["v"][0], cell["svm_v"][0], ORANGE, "^", "v")
-        top.set_title(f"p = {p}: W, tokens {' and '.join(str(k + 1) for k in cell['tokens'][0])} chosen")
-        bottom.set_title(f"p = {p}: v")
-        for ax in column:
-            ax.grid(alpha=0.25)
-            ax.legend(frameon=False, fontsize=8)
-    return figure
+            _path(top, cell["Wz"][0, :, i], cell["svm_Wz"][0, i], colour, marker, f"$Wz_{i + 1}$")
+        _path(bottom, cell["v"][0], cell["svm_v"][0], ORANGE, "^", "$v$")
+        top.set_title(f"$p = {p}$: $W$, tokens {' and '.join(str(k + 1) for k in cell['tokens'][0])} chosen")
+        bottom.set_title(f"$p = {p}$: $v$")
+        bottom.set_xlabel("first coordinate")
+    for row in axes:
+        row[0].set_ylabel("second coordinate")
+    return finish(figure, [ax for row in axes for ax in row])
 
 
 def _path(ax, path: np.ndarray, svm: np.ndarray, colour: str, marker: str, label: str) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
-from attsvm.experiments._transformers import (
+from attsvm.experiments.catalog import md_table1
+from attsvm.experiments.transformers import (
     KINDS,
     PAPER_SIZE,
     PRUNED,
@@ -19,8 +20,7 @@ from attsvm.experiments._transformers import (
     pruning_checks,
     there_are,
 )
-from attsvm.experiments.catalog import md_table1
-from attsvm.transformer._measure import LARGE_EDGES
+from attsvm.transformer import LARGE_EDGES
 
 PAPER_LARGE = {"ℓ1.1-MD": (13_964, 18_206, 7_643), "ℓ2-MD": (14_654, 27_224, 10_127)}
 """Weights of at least 0.06 in W_Q, W_K and W_V, Figure 8."""

@@ -82,7 +82,7 @@ EXPERIMENT = Experiment(
     id="md-init",
     title="Robustness to the start",
     paper="mirror-descent, notes on the later version",
-    statement="How scale of W(0) changes convergence speed, the selected tokens and the final divergence; the "
+    statement="How the scale of W(0) changes convergence speed, the selected tokens and the final divergence; the "
     "theorems ask for a start inside a cone around the solution.",
     grid={"p": [1.1, 1.5, 2, 3], "scale": [0.0, 0.01, 0.1, 1.0, 10.0]},
     quick_grid={"p": [1.5, 2, 3], "scale": [0.0, 0.1, 10.0]},

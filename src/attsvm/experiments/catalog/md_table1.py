@@ -7,14 +7,14 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._transformers import (
+from attsvm.experiments.transformers import (
     FINISHED,
     IMDB,
     MOST_EPOCHS,
     SOURCE,
     Runs,
     best_lr,
-    gather,
+    group_runs,
     interval,
     nothing_yet,
     required,
@@ -39,7 +39,7 @@ PAIRS = (("ℓ1.1-MD", "ℓ2-MD"), ("ℓ1.1-MD", "ℓ3-MD"), ("MirrorAdam p = 1.
 
 @styled
 def figure(rows: Rows) -> Figure:
-    found = best_lr(gather(rows))
+    found = best_lr(group_runs(rows))
     if not found:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, 2, (11, max(4, 0.55 * len(found))))
@@ -90,7 +90,7 @@ def _point(ax: Axes, value: float, error: float, y: float, marker: str, colour: 
 
 
 def checks(rows: Rows) -> list[Check]:
-    everything = gather(rows)
+    everything = group_runs(rows)
     found = best_lr(everything)
     by_key = {(runs.method, runs.layers, runs.variant): runs for runs in found}
     made = []
@@ -140,7 +140,8 @@ def _precision(precise: Runs, plain: Runs) -> Check:
 
 
 def _at_equal_fit(runs: Runs, other: Runs) -> Check:
-    """The same where both fit the training data equally well: a faster optimizer has no advantage by that here."""
+    """The same where both fit the training data equally well: here a faster optimizer has no advantage from its
+    speed."""
     (fit_a, fit_b), (a, b) = _paired(runs, other, "train_curve"), _paired(runs, other, "test_curve")
     # The highest level that every run reached with two more epochs behind it: five can be averaged.
     level = np.floor(100 * min(_reached(curve) for curve in (*fit_a, *fit_b))) / 100
@@ -191,6 +192,8 @@ EXPERIMENT = Experiment(
     quick=1,
     batch=1,
     needs=(SOURCE,),
+    checkpoints=True,
+    version=2,
     cost=lambda params: 60.0,
     remark="The paper takes the largest test accuracy of all epochs; validated and last-epoch accuracies are shown "
     "beside it. Its ten trials start from the same weights (public code); our seeds draw new ones. Mirror descent ends "

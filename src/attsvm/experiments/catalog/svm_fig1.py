@@ -11,13 +11,15 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, train
 from attsvm.experiments._arrays import array, curves, limit, steps_of
 from attsvm.experiments._checks import Check, at_most
-from attsvm.experiments._draw import BLUE, GREEN, ORANGE, VERMILION, Figure, new_figure, styled
+from attsvm.experiments._draw import BLUE, VERMILION, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 2000
 TRIAL = 1
 """The paper prints no coordinates; in this draw of `figure1` both trainings choose the optimal tokens."""
 COLOURS = (VERMILION, BLUE)
+"""Of the two sequences: their tokens, their paths, their SVM directions."""
+TRAINED = {"W": ("-", "$W$", "o"), "KQ": ("--", "$KQ^\\top$", "^")}
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
@@ -54,34 +56,36 @@ def _shrunk(path: np.ndarray) -> np.ndarray:
 
 @styled
 def figure(rows: Rows) -> Figure:
-    figure, axes = new_figure(1, 3, (10, 3.9))
-    for ax, name, line in zip(axes[0], ("W", "KQ"), ("-", "--")):
-        cell = rows.where(trained=name)
-        path, svm = _shrunk(cell["Wz"][0]), cell["svm_Wz"][0]
-        reach = 1.1 * np.linalg.norm(path[-1], axis=-1).max()
+    """Both trainings in one plane, a colour for each sequence: W solid, (K, Q) dashed; beside it the tokens."""
+    figure, axes = new_figure(1, 2, (10, 3.8))
+    left, right = axes[0]
+    paths = {name: _shrunk(rows.where(trained=name)["Wz"][0]) for name in TRAINED}
+    reach = 1.1 * max(np.linalg.norm(path[-1], axis=-1).max() for path in paths.values())
+    ends = reach * np.concatenate([rows.where(trained=name)["svm_Wz"][0] for name in TRAINED])
+    wide, high = 1.05 * np.abs(ends / np.linalg.norm(ends / reach, axis=-1, keepdims=True)).max(0)
+    for name, (line, title, marker) in TRAINED.items():
+        svm = rows.where(trained=name)["svm_Wz"][0]
         for i, colour in enumerate(COLOURS):
             ray = reach * svm[i] / np.linalg.norm(svm[i])
-            ax.plot(
-                [0, ray[0]], [0, ray[1]], color=colour, ls=line, lw=3, alpha=0.35, label=f"SVM direction for z{i + 1}"
-            )
-            for k in range(1, len(path), 4):
-                before, after = path[max(k - 4, 0), i], path[k, i]
-                style = {"arrowstyle": "-|>", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-                ax.annotate("", after, before, arrowprops=style)
-        title = "W z" if name == "W" else "K Qᵀ z"
-        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", title=f"path of {title}, radius log(1 + r)")
-        ax.legend(frameon=False, fontsize=8)
-        ax.grid(alpha=0.25)
-    ax = axes[0][2]
+            left.plot([0, ray[0]], [0, ray[1]], color=colour, ls=line, lw=4, alpha=0.25, solid_capstyle="butt")
+            path = paths[name][:, i]
+            left.plot(*path.T, color=colour, ls=line, lw=1.4, label=f"{title}$z_{i + 1}$")
+            left.plot(*path[8::8].T, marker, color=colour, ms=4)
+    left.set(xlim=(-wide, wide), ylim=(-high, high), title="paths; wide lines: the SVM directions")
+    left.set(xlabel="first coordinate", ylabel="second coordinate")
+    left.text(
+        0.02, 0.97, r"radius $r$ drawn at $\log(1 + r)$; axes not to one scale", transform=left.transAxes, va="top"
+    )
+    left.legend(frameon=False, loc="lower right")
     cell = rows.where(trained="W")
-    for i, (colour, marker) in enumerate(((GREEN, "o"), (ORANGE, "s"))):
+    for i, (colour, marker) in enumerate(zip(COLOURS, "os")):
         X, chosen = cell["X"][0, i], cell["chosen"][0, i]
-        ax.scatter(*np.delete(X, chosen, 0).T, s=40, marker=marker, color=colour, label=f"tokens of X{i + 1}")
-        ax.scatter(*X[chosen], s=170, marker="*", color=colour, edgecolor="black", lw=0.7, label="its optimal token")
-    ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title="tokens")
-    ax.legend(frameon=False, fontsize=8)
-    ax.grid(alpha=0.25)
-    return figure
+        right.scatter(*np.delete(X, chosen, 0).T, s=40, marker=marker, color=colour, label=f"tokens of $X_{i + 1}$")
+        right.scatter(*X[chosen], s=170, marker="*", color=colour, edgecolor="black", lw=0.7, label="its optimal token")
+    right.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title="tokens")
+    right.set(xlabel="first coordinate", ylabel="second coordinate")
+    right.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return finish(figure, axes[0], legend=False)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -26,7 +28,7 @@ def _data(kind: str, trials: range) -> TokenData:
     if kind == "3 heads":  # every query has a head of its own, drawn as v is
         heads = [sphere(1, 1, D, trials=trials, seed=seed).head for seed in (1, 2, 3)]
         v = torch.cat([head.v for head in heads if isinstance(head, LinearHead)], 1)
-        return TokenData.cross(data.X, data.Z, data.Y, LinearHead(v))
+        return replace(data, head=LinearHead(v))
     return data
 
 
@@ -73,7 +75,7 @@ EXPERIMENT = Experiment(
     id="svm-seq",
     title="Sequence outputs, causal and masked attention",
     paper="TF-as-SVM, Section 7 and Appendix D",
-    statement="With K queries (self- or cross-attention, causal, masked, one head a query) W converges in direction "
+    statement="With K queries (self- or cross-attention, causal, masked, one head per query) W converges in direction "
     "to the solution of SAtt-SVM, which separates the selected token of every query.",
     grid={"kind": ["3 queries", "causal", "masked", "3 heads"]},
     run=run,

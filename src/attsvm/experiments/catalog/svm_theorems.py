@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attsvm.data import TokenData, sphere
-from attsvm.diagnostics import assumption_b2, assumption_c, is_globally_optimal, is_locally_optimal, misalignment
-from attsvm.dynamics import Gaussian, train
+from attsvm.diagnostics import (
+    assumption_b2,
+    assumption_c,
+    is_globally_optimal,
+    is_locally_optimal,
+    lipschitz_constant,
+    misalignment,
+    sufficient_first_step,
+)
+from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments._arrays import array, limit
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Frobenius
-from attsvm.objective import scaled_gradient
+from attsvm.objective import gradient
+from attsvm.search import counterexample, wrong_for_good
 
-STEPS = 3000
+STEPS, PLAIN_STEPS = 3000, 4000
 LOGITS, LEAN, LOCAL_LR = 1000.0, 0.1, 1.0
 """A start near a local solution: its margin in logits, how far it leans relative to that margin, and its step; the
 first two relative to the gap behind the support tokens."""
@@ -30,6 +42,10 @@ EQUAL = "Theorem 4: equal scores, any start", "no equal scores, same start"
 EQUAL_ZERO = "Theorem 4: equal scores, from W = 0"
 COUNTER = "Theorem 4: two sequences of two tokens, plain GD from W = 0"
 COUNTER_STEPS = 20_000
+COUNTER_6 = "Theorem 6: three sequences of two tokens, plain GD from W = 0"
+LARGE = "Theorem 6, corrected: a first step that is large enough"
+PROVED = Fraction(38, 100_000)
+"""The step size of the interval proof, just below 1/L_W = 3.894e-4."""
 REFUTED = (
     "Theorem 4 does not hold for n ≥ 2. Lemma 10 takes for granted that in every sequence some token falls short of "
     "the margin, but only one sequence need have such a token: another sequence's optimal token can lie further below "
@@ -38,6 +54,15 @@ REFUTED = (
 )
 FIRST = "Theorem 6: from W = 0"
 LOCAL = "Theorem 7: start near a local solution"
+PLAIN = {f"{case}; plain GD, η = 1/L_W": case for case in (ONE, NEARLY, EQUAL_ZERO, EQUAL[0], FIRST, LOCAL)}
+"""The same as the theorems state it, beside the normalised runs."""
+NEAR_LOGITS = 10.0
+"""Plain steps from the far start of Theorem 7 would not move W any more: theirs is nearer."""
+REFUTED_6 = (
+    "Theorem 6 does not hold for small first steps, which it asks for: the first sequence saturates before the others "
+    "have moved, and without its gradient the others may turn round. The counter-example below is proved in "
+    "docs/papers.md, with the first step that is large enough."
+)
 
 
 def _equal_scores(data: TokenData) -> TokenData:
@@ -49,7 +74,7 @@ def _equal_scores(data: TokenData) -> TokenData:
     X[..., 0] = wanted * data.Y
     v = torch.zeros(data.d, dtype=data.dtype)
     v[0] = 1.0
-    return TokenData.cross(X, data.Z, data.Y, v)
+    return replace(TokenData.cross(X, data.Z, data.Y, v), trials=data.trials)
 
 
 def _nudged(data: TokenData, trials: range) -> TokenData:
@@ -60,7 +85,7 @@ def _nudged(data: TokenData, trials: range) -> TokenData:
     best = data.scores()[:, :, 0] == data.scores()[:, :, 0].amax(-1, keepdim=True)
     X = data.X.clone()
     X[..., 0] += torch.where(best, 0.0, -1e-3 * noise.to(data.X)) * data.Y
-    return TokenData.cross(X, data.Z, data.Y, data.head)
+    return replace(data, X=X)
 
 
 def _gap(data: TokenData, tokens: torch.Tensor, W: torch.Tensor) -> torch.Tensor:
@@ -81,18 +106,53 @@ def _counter_example(trials: range) -> TokenData:
     return TokenData.cross(X, torch.ones(len(trials), 2, 1).double(), torch.ones(len(trials), 2).double(), v)
 
 
+def _plain(data: TokenData, steps: int, init: Tensor | None = None, loss: str = "logistic") -> Trajectory:
+    """Gradient descent with the step 1/L_W of every trial: by step 1 for queries that are √(1/L_W) as long."""
+    scale = lipschitz_constant(data, loss)[:, None, None].rsqrt()
+    start: Any = "zero" if init is None else {"W": init / scale}
+    scaled = replace(data, Z=data.Z * scale[:, None])
+    result = train(scaled, "l2", steps=steps, lr=1.0, normalize=False, loss=loss, init=start, record=())
+    return replace(result, data=data, W=result.W * scale)
+
+
+def _first_step(case: str, trials: range, device: str) -> Columns:
+    """Theorem 6 on its counter-example, with steps of 1/L_W and less; and with a large first step on random data."""
+    loss = "correlation"
+    if case == COUNTER_6:
+        data = counterexample(6).to(device)[[0] * len(trials)]
+        share = torch.tensor([np.random.default_rng([0, trial]).uniform(0.2, 1.0) for trial in trials]).to(data.X)
+        lr = share / lipschitz_constant(data, loss)
+        scaled = replace(data, Z=data.Z * lr.sqrt()[:, None, None, None])
+        result = train(scaled, "l2", steps=PLAIN_STEPS, lr=1.0, normalize=False, loss=loss, record=())
+        wrong = result.tokens[:, 2, 0] == 1
+        solution = limit(data, data.optimal_tokens(), "l2")
+        error = array(misalignment(solution.W, result.W))
+        found = _columns(array(assumption_c(data, loss).holds & solution.solved), array(wrong), error)
+        return dict(found) | {"proved": np.full(len(trials), wrong_for_good(PROVED))}
+    data = sphere(4, 5, 5, trials=trials, seed=0, min_score_gap=0.1).to(device)
+    first = sufficient_first_step(data)
+    applies = first.isfinite()
+    G = gradient(data, data.X.new_zeros(data.B, data.d, data.e))
+    result = _plain(data, PLAIN_STEPS // 4, -torch.where(applies, first, 0.0)[:, None, None] * G)
+    solution = limit(data, data.optimal_tokens(), "l2")
+    right = is_globally_optimal(data, result.tokens)
+    return _columns(array(applies), array(right), array(misalignment(solution.W, result.W)))
+
+
 def _diverges(data: TokenData, trials: range) -> Columns:
     """Is ⟨∇L(W), W_mm⟩ < 0 at random W of all sizes (so that none is stationary), and does ‖W‖ grow?"""
     solution = limit(data, data.optimal_tokens(), "l2")
     draw = Gaussian(1.0, seed=3).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
-    slopes = [(scaled_gradient(data, size * draw)[0] * solution.W).sum((1, 2)) for size in (0.01, 0.1, 1.0, 10.0)]
+    slopes = [(gradient(data, size * draw) * solution.W).sum((1, 2)) for size in (0.01, 0.1, 1.0, 10.0)]
     norm = train(data, "l2", steps=STEPS, normalize=False, record=("norm",), at=[STEPS // 10, STEPS]).records["norm"]
     outcome = (torch.stack(slopes) < 0).all(0) & (norm[-1] > 1.1 * norm[0])
     return _columns(array(assumption_b2(data).holds & solution.solved), array(outcome), np.zeros(len(trials)))
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
-    case = params["case"]
+    plain, case = params["case"] in PLAIN, PLAIN.get(params["case"], params["case"])
+    if case in (COUNTER_6, LARGE):
+        return _first_step(case, trials, device)
     if case in FEASIBLE:
         n, T, d = (5, 6, 5) if case == FEASIBLE[0] else (5, 6, 3)
         data = sphere(n, T, d, trials=trials, seed=0).to(device)
@@ -108,7 +168,10 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(1 if case in (ONE, NEARLY) else 4, 5, 5, trials=trials, seed=0, min_score_gap=0.1).to(device)
     if case in (DIVERGES, ONE, NEARLY, EQUAL[0], EQUAL_ZERO):
         data = _equal_scores(data)
-    init: Any = Gaussian(1.0, seed=1) if case in (ONE, NEARLY, *EQUAL) else "zero"
+    anywhere = case in (ONE, NEARLY, *EQUAL)
+    init: dict[str, Tensor] | None = (
+        Gaussian(1.0, seed=1).draw(data.trials, {"W": (data.d, data.e)}) if anywhere else None
+    )
     lr, applies = 0.1, array(assumption_b2(data).holds)
     if case == DIVERGES:
         return _diverges(data, trials)
@@ -126,13 +189,19 @@ def run(params: Params, trials: range, device: str) -> Columns:
         noise = Gaussian(1.0, seed=2).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
         # The cone of the theorem is as narrow as the tokens that are no support tokens lie close behind those.
         gap = _gap(data, tokens, start.W)[:, None, None]
-        init = {"W": LOGITS / gap * (start.W.nan_to_num(nan=1.0) + LEAN * gap * Frobenius().unit(noise))}
+        logits = NEAR_LOGITS if plain else LOGITS
+        init = {"W": logits / gap * (start.W.nan_to_num(nan=1.0) + LEAN * gap * Frobenius().unit(noise))}
         lr = LOCAL_LR
-    result = train(data, "l2", steps=STEPS, lr=lr, init=init, record=())
+    if plain:
+        result = _plain(data, PLAIN_STEPS, None if init is None else init["W"].to(data.X))
+    else:
+        result = train(data, "l2", steps=STEPS, lr=lr, init=init, record=())
     solution = limit(data, tokens, "l2")
     kept = (result.tokens == tokens).flatten(1).all(1) if case == LOCAL else is_globally_optimal(data, result.tokens)
+    if plain and case in (EQUAL_ZERO, EQUAL[0], FIRST):  # tokens that are not locally optimal are not final
+        kept = kept | ~is_locally_optimal(data, result.tokens, limit(data, result.tokens, "l2"))
     found = _columns(applies, array(kept), array(misalignment(solution.W, result.W)))
-    before = misalignment(solution.W, init["W"]) if case == LOCAL else torch.zeros(data.B)
+    before = misalignment(solution.W, init["W"]) if case == LOCAL and init else torch.zeros(data.B)
     return dict(found) | {"before": array(before)}
 
 
@@ -159,14 +228,32 @@ def figure(rows: Rows) -> Figure:
         "global: other scores, n = 4, any start": _share(rows, EQUAL[1], None)[0],
         "global: Assumption C, from W = 0": _share(rows, FIRST)[0],
         "global: not C, from W = 0": _share(rows, FIRST, False)[0],
+        "global: Assumption C, large first step": _share(rows, LARGE)[0],
         "stays with local tokens, from near": _share(rows, LOCAL)[0],
     }
-    figure, axes = new_figure(1, 1, (7.5, 3.8))
-    found = axes[0][0].barh(list(shown), [100 * share for share in shown.values()], color=SERIES[0].colour)
-    axes[0][0].bar_label(found, fmt="%.1f", padding=3)
-    axes[0][0].invert_yaxis()
-    axes[0][0].set(xlim=(0, 110), xlabel="% of trials")
-    return finish(figure, axes[0], legend=False)
+    plain = {
+        "global: equal scores, n = 1, any start": ONE,
+        "global: nearly equal scores, n = 1, any start": NEARLY,
+        "global: equal scores, n = 4, from W = 0": EQUAL_ZERO,
+        "global: equal scores, n = 4, any start": EQUAL[0],
+        "global: Assumption C, from W = 0": FIRST,
+        "stays with local tokens, from near": LOCAL,
+    }
+    stated = {case: name for name, case in PLAIN.items()}
+    figure, axes = new_figure(1, 1, (7.5, 4.6))
+    ax, place = axes[0][0], {name: k for k, name in enumerate(shown)}
+    found = ax.barh(list(place.values()), [100 * x for x in shown.values()], 0.7, color=SERIES[0].colour)
+    ax.bar_label(found, fmt="%.1f", padding=3)
+    ax.plot(
+        [100 * _share(rows, stated[case])[0] for case in plain.values()],
+        [place[name] for name in plain],
+        SERIES[1].marker,
+        color=SERIES[1].colour,
+        label="plain GD, η = 1/L_W, as stated",
+    )
+    ax.set(yticks=list(place.values()), yticklabels=list(place), xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5))
+    ax.set(xlabel=f"% of the trials that meet the assumptions, of {len(rows.where(case=ONE))} drawn")
+    return finish(figure, axes[0], legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:
@@ -178,8 +265,9 @@ def checks(rows: Rows) -> list[Check]:
         value, count = _share(rows, case, applies)
         return Check(name, paper, f"{value:.1%} of {count} trials", value < 1)
 
-    one, counter, local = (rows.where(case=case) for case in (ONE, COUNTER, LOCAL))
+    one, counter, local, sixth = (rows.where(case=case) for case in (ONE, COUNTER, LOCAL, COUNTER_6))
     ratio = (local["misalignment"] / local["before"])[local["applies"]]
+    stated = {case: name for name, case in PLAIN.items()}
     return [
         share("the SVM is feasible with d = max(T − 1, n)", FEASIBLE[0], "feasible almost surely", None),
         differs("with d < T − 1 it need not be", FEASIBLE[1], None, "outside the theorem"),
@@ -205,8 +293,37 @@ def checks(rows: Rows) -> list[Check]:
         differs("other scores: not from every start", EQUAL[1], None, "outside the theorem"),
         share("Assumption C: W = 0 leads to the optimal tokens", FIRST, "Theorem 6: global direction"),
         differs("without Assumption C: not always", FIRST, False, "outside the theorem"),
+        share(
+            "counter-example: the wrong token of the third sequence is selected, η from 0.2/L_W to 1/L_W",
+            COUNTER_6,
+            "Theorem 6 says: none",
+        ),
+        Check(
+            "counter-example: interval arithmetic and induction prove it for η = 3.8e-4",
+            "Theorem 6 says that the optimal token is selected",
+            "proved" if sixth["proved"].all() else "not proved",
+            bool(sixth["proved"].all()),
+        ),
+        at_least(
+            "counter-example: smallest 1 − corr with W_mm after 4,000 plain GD steps",
+            float(sixth["misalignment"].min()),
+            0.05,
+            "Theorem 6 says 0",
+        ),
+        share("Assumption C and a first step that is large enough: the optimal tokens", LARGE, "Theorem 6, corrected"),
         share("a start near a locally optimal solution stays with its tokens", LOCAL, "Theorem 7, for ‖W(0)‖ ≥ R"),
         at_most("near start: largest 1 − corr over that of the start", float(np.max(ratio)), 0.99, "Theorem 7"),
+        share("plain GD, equal scores, n = 1: the optimal token leads", stated[ONE], "Theorem 4"),
+        share("plain GD, scores equal up to 1e-3, n = 1: the optimal token leads", stated[NEARLY], "Theorem 5"),
+        share(
+            "plain GD, equal scores, n = 4, from W = 0: no wrong tokens that are final",
+            stated[EQUAL_ZERO],
+            "Theorem 4",
+            why=REFUTED,
+        ),
+        share("plain GD, equal scores, n = 4, from any start: none either", stated[EQUAL[0]], "Theorem 4", why=REFUTED),
+        share("plain GD, Assumption C, from W = 0: none either", stated[FIRST], "Theorem 6", why=REFUTED_6),
+        share("plain GD from near a locally optimal solution stays with its tokens", stated[LOCAL], "Theorem 7"),
     ]
 
 
@@ -216,7 +333,9 @@ EXPERIMENT = Experiment(
     paper="TF-as-SVM, Theorems 1 and 3 to 8",
     statement="The SVM is feasible for d ≥ max(T − 1, n); GD goes to the global solution if all non-optimal scores are "
     "equal (from any start) or if the first gradient separates (from W = 0), and to a local one from near it.",
-    grid={"case": [*FEASIBLE, DIVERGES, ONE, NEARLY, EQUAL_ZERO, *EQUAL, COUNTER, FIRST, LOCAL]},
+    grid={
+        "case": [*FEASIBLE, DIVERGES, ONE, NEARLY, EQUAL_ZERO, *EQUAL, COUNTER, FIRST, COUNTER_6, LARGE, LOCAL, *PLAIN]
+    },
     run=run,
     figure=figure,
     checks=checks,
@@ -224,10 +343,10 @@ EXPERIMENT = Experiment(
     quick=40,
     batch=250,
     cost=lambda params: 0.01,
-    version=3,
+    version=4,
     remark="The paper has no experiment on these. n = 4 or 1, T = d = 5, score gap ≥ 0.1; starts of Theorems 4 and 5 "
     "are Gaussian with standard deviation 1; that of Theorem 7 is the local solution, so large that the "
     "nearest token behind the support tokens is 1,000 logits behind, with a noise of a tenth of that. Normalised "
-    "steps, η = 0.1 (1 from the local start), but for plain GD in Theorem 3 and "
-    "in the counter-example.",
+    "steps, η = 0.1 (1 from the local start), but for plain GD in Theorem 3 and in the counter-examples. The same with "
+    "plain GD as stated, 4,000 steps of 1/L_W; the local start is then 10 logits behind, or W would not move.",
 )

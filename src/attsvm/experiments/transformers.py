@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,25 @@ from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, SKY, Figure, Series, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.transformer import load_data, load_probes, pivotal_reviews
-from attsvm.transformer._measure import EDGES, LARGE_EDGES, SHARES
-from attsvm.transformer._pieces import PUBLIC_LR, Piece, find_piece, plan, read_piece, run_piece
+from attsvm.experiments._transformer_runs import (
+    PUBLIC_LR,
+    UNFINISHED_FOLDER,
+    VIT_EPOCHS,
+    Piece,
+    find_piece,
+    plan,
+    read_piece,
+    read_result,
+    run_piece,
+)
+from attsvm.transformer import EDGES, LARGE_EDGES, SHARES, Data, load_data, load_probes, pivotal_reviews
+
+__all__ = ["UNFINISHED_FOLDER", "VIT_EPOCHS", "find_piece", "plan", "read_piece", "read_result", "run_piece"]
+__all__ += ["KINDS", "PRUNED", "chosen_accuracy", "group_runs", "run"]
 
 SOURCE = "transformers"
-"""The data set's name: a folder of finished pieces, as JSON. With imdb.npz and probes.npz, or cifar10.npz, in it what
-is missing is computed."""
+"""The data set's name: a folder of kept results, as JSON. With imdb.npz and probes.npz, or cifar10.npz, in it what is
+missing is computed."""
 MISSING, UNFINISHED, FINISHED = range(3)
 MOST_EPOCHS = 200
 KINDS = ("query", "key", "value")
@@ -39,30 +52,36 @@ IMDB = [piece.name for piece in plan() if piece.data == "imdb"]
 VIT = [piece.name for piece in plan() if piece.data == "cifar10"]
 
 
-def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
-    """One row: what is known of a piece. A curve that ends early is filled up with nan."""
+def run(params: Params, trials: range, device: str, data: Mapping[str, str], work: Path | None = None) -> Columns:
+    """One row: what is known of a piece, and all of it as JSON. A curve that ends early is filled up with nan."""
     piece = find_piece(params["piece"])
-    result, status = _result(piece, Path(data[SOURCE]), device)
-    return {name: np.asarray(value)[None] for name, value in _columns(result, status).items()}
+    result, status = _result(piece, Path(data[SOURCE]), device, work)
+    return {"result": np.array([json.dumps(result)])} | {
+        name: np.asarray(value)[None] for name, value in _columns(result, status).items()
+    }
 
 
-def _result(piece: Piece, folder: Path, device: str) -> tuple[dict[str, Any], int]:
+def _result(piece: Piece, folder: Path, device: str, work: Path | None) -> tuple[dict[str, Any], int]:
     if not folder.is_dir():
-        raise AttsvmError(f"--data {SOURCE} must be a folder of finished pieces, but {folder} is not a folder.")
+        raise AttsvmError(f"--data {SOURCE} must be a folder of kept results or data, but {folder} is not a folder.")
     found = read_piece(folder, piece)
     if found is not None:
         return found, FINISHED
     source = folder / f"{piece.data}.npz"
     if source.is_file():
-        probes = folder / "probes.npz"
+        path = folder / "probes.npz"
+        probes = load_probes(path) if path.is_file() else None
         with torch.enable_grad():
-            found = run_piece(
-                piece, load_data(source), probes=load_probes(probes) if probes.is_file() else None, device=device
-            )
-        assert found is not None  # nobody stopped it
+            found = run_piece(piece, _loaded(source), probes=probes, device=device, work=work)
+        torch.compiler.reset()  # or the next piece, of other sizes, is compiled for any size
         return found, FINISHED
     found = read_piece(folder, piece, unfinished=True)
     return (found, UNFINISHED) if found is not None else ({}, MISSING)
+
+
+@lru_cache(1)
+def _loaded(source: Path) -> Data:
+    return load_data(source)
 
 
 def _columns(result: dict[str, Any], status: int) -> dict[str, Any]:
@@ -143,7 +162,7 @@ class Runs:
         return f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}, {span} epochs{ended}"
 
 
-def gather(rows: Rows) -> list[Runs]:
+def group_runs(rows: Rows) -> list[Runs]:
     """Runs of equal settings, those that are there."""
     by_setting: dict[tuple[str, int, str, float], dict[int, Columns]] = {}
     for params, columns in rows:
@@ -243,11 +262,11 @@ def there_are(figure: str, found: Mapping[int, Mapping[str, Runs]]) -> list[Chec
 def measured(rows: Rows, column: str = "gini") -> dict[int, dict[str, Runs]]:
     """Runs of the plain variant whose last weights were measured, by size and method, at each method's best rate.
 
-    Rates at which training came to its stopping rule go first: others may have lost by their last epoch what they had
+    Rates at which training reached its stopping rule go first: others may have lost by their last epoch what they had
     learned, so that their last weights say nothing.
     """
     found: dict[int, dict[str, Runs]] = {}
-    for runs in best_lr(gather(rows), lambda runs: (bool(runs.columns["by_rule"].all()), _validated(runs))):
+    for runs in best_lr(group_runs(rows), lambda runs: (bool(runs.columns["by_rule"].all()), _validated(runs))):
         there = runs.with_weights()
         if not runs.variant and there.seeds and np.isfinite(there.columns[column]).all():
             found.setdefault(runs.layers, {})[runs.method] = there

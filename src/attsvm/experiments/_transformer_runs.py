@@ -1,16 +1,14 @@
-"""The runs behind the tables and figures of real data, one piece each, in the order of their worth.
+"""The runs of real transformers behind the papers' tables and figures, one piece each, in the order of their worth.
 
-A piece is a training run and what is measured of its last weights; its result is one small JSON file. What is there
-already is not computed again, so the whole can be computed in short sittings and on several machines.
+A piece is a training run and what is measured of its last weights: a cell of an experiment. Results of earlier sittings
+are kept as small JSON files.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,19 +18,32 @@ import torch
 
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
-from attsvm.files import atomic_path, make_folder
-from attsvm.transformer._data import Data
-from attsvm.transformer._fit import Progress, fit
-from attsvm.transformer._measure import class_attention, pruning_curve, weight_summary
-from attsvm.transformer._pivotal import Probes
-from attsvm.transformer._settings import Settings
+from attsvm.files import read_json
+from attsvm.transformer import Data, Probes, Settings, class_attention, fit, pruning_curve, weight_summary
 
 PUBLIC_LR = {1.1: {3: 8e-4, 4: 6e-4, 6: 1e-3}, 2.0: {3: 4e-4, 4: 4e-4, 6: 1e-3}, 3.0: {3: 4e-6, 4: 6e-6, 6: 1e-5}}
 """Of the paper's public code, by p and layers; the loss is summed over batches of 100."""
 ADAM_LRS = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3)
 ADAM_EPOCHS = 40
 VIT_EPOCHS = 60
-UNFINISHED = "unfinished"
+UNFINISHED_FOLDER = "unfinished"
+_NUMBER = (float, None)  # what is not finite is null
+_KIND = dict.fromkeys(("number", "large", "largest", "gini"), _NUMBER)
+_RESULT = {
+    "name": str,
+    "settings": dict,
+    "history": {str: [_NUMBER]},
+    "stopped?": str,
+    "weights?": {str: _KIND | {"histogram": [int], "large_histogram": [int], "...": object}},
+    "pruning?": {str: _NUMBER},
+    "probes?": {
+        "attention": [[_NUMBER]],
+        "spans": [[[int]]],
+        "pivotal": [_NUMBER],
+        "positive": [_NUMBER],
+    },
+    "...": object,
+}
 
 
 @dataclass(frozen=True)
@@ -73,25 +84,14 @@ def find_piece(name: str) -> Piece:
 
 
 def run_piece(
-    piece: Piece,
-    data: Data,
-    *,
-    probes: Probes | None = None,
-    device: str = "cpu",
-    work: Path | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    report: Callable[[Progress], None] = lambda progress: None,
-) -> dict[str, Any] | None:
+    piece: Piece, data: Data, *, probes: Probes | None = None, device: str = "cpu", work: Path | None = None
+) -> dict[str, Any]:
     """Train and measure the last weights: their sizes, pruning, and for texts the attention of [CLS] on the probes.
 
-    Of a run that diverged there is nothing to measure. If `stop` came first the result says "interrupted", and a
-    checkpoint is in `work`; None before the first epoch ends.
+    Of a run that diverged there is nothing to measure. A run that was killed resumes from its checkpoint in `work`.
     """
     settings = piece.settings
-    out = None if work is None else work / piece.name
-    fitted = fit(data, settings, device=device, out=out, checkpoint_seconds=math.inf, stop=stop, report=report)
-    if not fitted.history:
-        return None
+    fitted = fit(data, settings, device=device, out=work)
     start = time.perf_counter()
     model, placed = fitted.model, data.to(torch.device(device))
     columns = {name: [row[name] for row in fitted.history] for name in fitted.history[0]}
@@ -117,52 +117,28 @@ def run_piece(
         "attsvm": __version__,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return result
-
-
-def write_piece(folder: Path, result: dict[str, Any]) -> Path:
-    """One JSON file, numbers to six digits; what is unfinished goes into a folder of its own."""
-    unfinished = folder / UNFINISHED / f"{result['name']}.json"
-    path = unfinished if result["stopped"] == "interrupted" else folder / unfinished.name
-    make_folder(path.parent)
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(_rounded(result), separators=(",", ":")) + "\n")
-    if path != unfinished:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return rounded(result)
 
 
 def read_piece(folder: Path, piece: Piece, *, unfinished: bool = False) -> dict[str, Any] | None:
-    """The result of a piece, if the folder has it; one of other settings does not count."""
-    found = read_result((folder / UNFINISHED if unfinished else folder) / f"{piece.name}.json")
-    wanted = json.loads(json.dumps(_rounded(piece.settings.to_dict())))
-    return found if found is not None and found.get("settings") == wanted else None
+    """The kept result of a piece, if the folder has it; one of other settings does not count."""
+    path = (folder / UNFINISHED_FOLDER if unfinished else folder) / f"{piece.name}.json"
+    found = read_result(path) if path.is_file() else None
+    return found if found is not None and found["settings"] == rounded(piece.settings.to_dict()) else None
 
 
-def read_result(path: Path) -> dict[str, Any] | None:
-    """What `write_piece` wrote, if the file is there."""
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise AttsvmError(f"{path} must be the result of a piece, but it cannot be read.") from error
-    if not isinstance(found, dict) or not found.keys() >= {"name", "settings", "history"}:
-        raise AttsvmError(f"{path} must be the result of a piece, but it is another kind of JSON.")
-    return found
+def read_result(path: Path) -> dict[str, Any]:
+    """A kept result."""
+    return read_json(path, _RESULT, "the result of a run")
 
 
-def missing(folder: Path, pieces: list[Piece] | None = None) -> list[Piece]:
-    """The pieces that the folder does not have yet."""
-    return [piece for piece in (plan() if pieces is None else pieces) if read_piece(folder, piece) is None]
-
-
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Numbers to six digits, as JSON holds them."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+        return {name: rounded(inner) for name, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _descent(layers: int, p: float, seed: int) -> Piece:

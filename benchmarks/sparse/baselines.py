@@ -1,0 +1,118 @@
+"""What sparse training is compared with: powerprop, AdaBreg and pAdam, as optimizers, each with Adam's moments."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class _Adam(Optimizer):
+    """Adam's direction of a gradient; what is done with it is `_move`'s."""
+
+    def __init__(self, params: Iterable[Any], lr: float, **options: float) -> None:
+        super().__init__(params, {"lr": lr, **options})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for w in group["params"]:
+                state = self.state[w]
+                if not state:
+                    state["step"] = 0
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+                    self._start(w, state, group)
+                grad = self._gradient(w, state, group)
+                state["step"] += 1
+                t, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
+                m.lerp_(grad, 1 - BETAS[0])
+                v.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+                direction = (m / (1 - BETAS[0] ** t)) / ((v / (1 - BETAS[1] ** t)).sqrt_() + EPS)
+                self._move(w, direction, state, group)
+
+    def _start(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None: ...
+
+    def _gradient(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        assert w.grad is not None
+        return w.grad
+
+    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class PowerpropAdam(_Adam):
+    """w = φ|φ|^(α−1), and Adam trains φ: its gradient is α|φ|^(α−1) times that of w."""
+
+    def _start(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state["phi"] = w.sign() * w.abs() ** (1 / group["alpha"])
+
+    def _gradient(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        assert w.grad is not None
+        return w.grad * group["alpha"] * state["phi"].abs() ** (group["alpha"] - 1)
+
+    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        phi = state["phi"].add_(direction, alpha=-group["lr"])
+        w.copy_(phi.sign() * phi.abs() ** group["alpha"])
+
+
+class AdaBreg(_Adam):
+    """A subgradient variable takes Adam's steps and the weight is its soft threshold: what starts below the threshold
+    starts at 0, so the network starts sparse (`dense`: the share that does not) and grows."""
+
+    def _start(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        kept = torch.rand_like(w) < group["dense"]
+        w.mul_(kept).div_(group["dense"] ** 0.5)  # the same variance of outputs
+        state["dual"] = w + group["l1"] * w.sign()
+
+    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        dual = state["dual"].add_(direction, alpha=-group["lr"])
+        w.copy_(dual - dual.clamp(-group["l1"], group["l1"]))
+
+
+class PAdam(_Adam):
+    """AdamW with a decoupled decay of ‖w‖_q^q, q < 1, in the implicit form that stays stable at 0."""
+
+    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        w.sub_(direction, alpha=group["lr"])
+        q = group["q"]
+        w.div_(1 + group["lr"] * group["decay"] * q * (w.abs() + 1e-12) ** (q - 2))
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon with match_rms_adamw, matrices of one shape orthogonalised together: many small products take
+    far longer than few large ones."""
+
+    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
+        for group in self.param_groups:
+            for w in group["params"]:
+                state = self.state[w]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(w)
+                buffer = state["momentum_buffer"].lerp_(w.grad, 1 - group["momentum"])
+                update, wide = w.grad.lerp(buffer, group["momentum"]), w.shape[0] <= w.shape[1]
+                least, most = sorted(w.shape)
+                by_shape.setdefault((least, most), []).append((w, update if wide else update.T, group))
+        for (_, most), rows in by_shape.items():
+            orthogonal = newton_schulz(torch.stack([update for _, update, _ in rows]).bfloat16())
+            for (w, _, group), update in zip(rows, orthogonal):
+                w.mul_(1 - group["lr"] * group["weight_decay"])
+                update = update if w.shape == update.shape else update.T
+                w.add_(update, alpha=-group["lr"] * 0.2 * most**0.5)
+
+
+def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
+    """Roughly the orthogonal factor of each of a stack of wide matrices."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x

@@ -1,0 +1,285 @@
+"""Train a GPT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from baselines import AdaBreg, Muon, PAdam, PowerpropAdam
+
+from attsvm.models import GPT
+from attsvm.optim import GradualPruning, MirrorAdam, param_groups
+
+VOCABULARY = 30592  # BERT's 30,522 word pieces, to a multiple of 64 for the matrix units
+ONE_SHOT = (0.5, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs that differ in their share of zeros alone. Before the first weight is pruned they are one run."""
+
+    method: str
+    lr: float
+    seed: int
+    sparsities: tuple[float, ...] = (0.0,)
+    corpus: str = "imdb"
+    options: dict[str, float | str] = field(default_factory=dict)  # p, l1, l1_of, alpha, …
+    rest_lr: float = 2e-3  # of AdamW on embeddings and norms, the same for all methods
+    weight_decay: float = 0.01
+    epochs: float = 4
+    warmup: float = 0.1
+    clip: float = 1.0  # of the norm of all gradients
+    start: float = 0.2
+    end: float = 0.75
+    init: str = "gpt2"  # or "torch": as nn.Linear starts
+    note: str = "main"
+
+    def key(self, sparsity: float) -> str:
+        parts = {k: v for k, v in asdict(self).items() if k not in ("sparsities", "note")}
+        return repr(sorted({**parts, "options": sorted(self.options.items()), "sparsity": sparsity}.items()))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model and its batches."""
+
+    width: int = 384
+    layers: int = 6
+    heads: int = 6
+    length: int = 256
+    batch: int = 64
+    every: int = 50
+    vocabulary: int = VOCABULARY
+    most_evaluated: int = 10**9  # tokens of a split
+
+
+class Corpus:
+    """Streams of tokens on the device."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        with np.load(path) as streams:
+            self.streams = {name: torch.from_numpy(streams[name].astype(np.int32)).to(device) for name in streams.files}
+
+    def batches(self, shape: Shape, seed: int) -> Iterator[Tensor]:
+        """Windows of the train stream in random order, from another offset in every epoch, for ever."""
+        stream, size = self.streams["train"], shape.length + 1
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            offset = int(torch.randint(shape.length, (), generator=generator))
+            count = (len(stream) - offset - 1) // shape.length
+            order = torch.randperm(count, generator=generator).to(stream.device)
+            places = torch.arange(size, device=stream.device)
+            for i in range(0, count - shape.batch + 1, shape.batch):
+                yield stream[offset + order[i : i + shape.batch, None] * shape.length + places].long()
+
+    def steps(self, shape: Shape, epochs: float) -> int:
+        return int(epochs * (len(self.streams["train"]) // shape.length // shape.batch))
+
+    def windows(self, split: str, shape: Shape) -> Tensor:
+        stream = self.streams[split][: shape.most_evaluated]
+        count = (len(stream) - 1) // shape.length
+        places = torch.arange(shape.length + 1, device=stream.device)
+        return stream[torch.arange(count, device=stream.device)[:, None] * shape.length + places].long()
+
+
+def loss_of(model: GPT, tokens: Tensor, total: bool = False) -> Tensor:
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+        logits = model(x)
+    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum" if total else "mean")
+
+
+def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optimizer]:
+    """The method on the matrices; AdamW on embeddings and norms, the same for all."""
+    groups = param_groups(model, 2.0)
+    matrices = [g for g in groups if g["name"] in ("attention", "matrices")]
+    rest = [g for g in groups if g["name"] not in ("attention", "matrices")]
+    o, lr, decay = dict(family.options), family.lr, family.weight_decay
+    on_cuda = next(model.parameters()).is_cuda
+    for group in matrices:
+        group["p"] = float(o.get("p", 2.0))
+    if family.method in ("adamw", "rigl"):
+        main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
+    elif family.method == "muon":
+        main = Muon(matrices, lr=lr, weight_decay=decay)
+    elif family.method == "mirror":
+        l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
+        main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
+    elif family.method == "powerprop":
+        main = PowerpropAdam(matrices, lr, alpha=float(o["alpha"]))
+    elif family.method == "adabreg":
+        main = AdaBreg(matrices, lr, l1=float(o["l1"]), dense=float(o.get("dense", 0.1)))
+    elif family.method == "padam":
+        main = PAdam(matrices, lr, q=float(o.get("q", 0.8)), decay=float(o["decay"]))
+    else:
+        raise ValueError(family.method)
+    return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
+
+
+def train_family(
+    family: Family,
+    corpus: Corpus,
+    shape: Shape,
+    losses: Callable[[GPT, Tensor], Tensor] = loss_of,
+    model: GPT | None = None,
+    *,
+    fused: bool = True,
+    done: Collection[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
+    device = corpus.streams["train"].device
+    torch.manual_seed(family.seed)
+    fresh = GPT(
+        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
+    )
+    if family.init == "torch":
+        for module in fresh.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+    model = fresh.to(device) if model is None else model
+    model.load_state_dict(fresh.state_dict())
+    torch.manual_seed(family.seed)
+    total = corpus.steps(shape, family.epochs)
+    common = round(family.start * total) - 1 if _can_share(family) else 0
+    run = _Run(family, corpus, shape, losses, model, total, fused)
+    run.advance(common)
+    start = run.snapshot() if common else None
+    for sparsity in family.sparsities:
+        if family.key(sparsity) in done:
+            continue
+        if start is None:
+            model.load_state_dict(fresh.state_dict())
+            run = _Run(family, corpus, shape, losses, model, total, fused)
+        else:
+            run.restore(start)
+        pruning = _pruning(run.optimizers[0], family, sparsity, total, shape)
+        if pruning is not None:
+            pruning.count = run.count
+        run.advance(total, pruning)
+        yield {"sparsity": sparsity, **run.measures(sparsity == 0 and family.method not in ("rigl", "adabreg"))}
+
+
+def _can_share(family: Family) -> bool:
+    return len(family.sparsities) > 1 and family.method != "rigl"
+
+
+def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape) -> GradualPruning | None:
+    if sparsity == 0:
+        return None
+    schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}
+    if family.method == "rigl":
+        schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3}
+    elif "regrow" in family.options:
+        schedule["regrow"] = family.options["regrow"]
+    return GradualPruning(optimizer, sparsity, total, **schedule)
+
+
+class _Run:
+    def __init__(
+        self,
+        family: Family,
+        corpus: Corpus,
+        shape: Shape,
+        losses: Callable[[GPT, Tensor], Tensor],
+        model: GPT,
+        total: int,
+        fused: bool,
+    ) -> None:
+        self.family, self.corpus, self.shape, self.losses, self.model = family, corpus, shape, losses, model
+        self.total, self.fused = total, fused
+        self.optimizers = make_optimizers(model, family, fused)
+        self.batches = corpus.batches(shape, 1000 + family.seed)
+        self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.streams["train"].device)
+
+    def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
+        began, rates = time.perf_counter(), (self.family.lr, self.family.rest_lr)
+        self.model.train()
+        while self.count < until:
+            factor = self._factor(self.count)
+            for optimizer, lr in zip(self.optimizers, rates):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * factor
+                optimizer.zero_grad()
+            loss = self.losses(self.model, next(self.batches))
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.family.clip)
+            for optimizer in self.optimizers:
+                optimizer.step()
+            if pruning is not None:
+                pruning.step()
+            if self.count >= self.total - 100:
+                self.recent += loss.detach() / 100
+            self.count += 1
+        if self.recent.is_cuda:
+            torch.cuda.synchronize()
+        self.seconds += time.perf_counter() - began
+
+    def _factor(self, count: int) -> float:
+        warm = self.family.warmup * self.total
+        if count < warm:
+            return (count + 1) / (warm + 1)
+        return 0.5 * (1 + math.cos(math.pi * (count - warm) / (self.total - warm)))
+
+    def snapshot(self) -> tuple[Any, ...]:
+        states = [copy.deepcopy(o.state_dict()) for o in self.optimizers]
+        return {k: v.clone() for k, v in self.model.state_dict().items()}, states, self.count, self.seconds
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        weights, states, self.count, self.seconds = saved
+        self.recent = torch.zeros_like(self.recent)
+        self.model.load_state_dict(weights)
+        self.optimizers = make_optimizers(self.model, self.family, self.fused)  # without hooks of another share
+        for optimizer, state in zip(self.optimizers, states):
+            optimizer.load_state_dict(copy.deepcopy(state))
+        self.batches = self.corpus.batches(self.shape, 1000 + self.family.seed)
+        for _ in range(self.count):
+            next(self.batches)
+
+    @torch.no_grad()
+    def measures(self, one_shot: bool) -> dict[str, Any]:
+        matrices = [p for g in self.optimizers[0].param_groups for p in g["params"]]
+        flat = torch.cat([w.detach().abs().flatten() for w in matrices])
+        found: dict[str, Any] = {
+            "validation": self.evaluate("validation"),
+            "test": self.evaluate("test"),
+            "train": self.recent.item(),
+            "zeros": (flat == 0).double().mean().item(),
+            "steps": self.count,
+            "seconds": round(self.seconds, 2),
+        }
+        if one_shot and math.isfinite(found["test"]):
+            whole, ordered = [w.clone() for w in matrices], flat.sort().values
+            for share in ONE_SHOT:
+                threshold = ordered[round(share * len(flat)) - 1]
+                for w, original in zip(matrices, whole):
+                    w.copy_(original * (original.abs() > threshold))
+                found[f"one_shot_{round(100 * share)}"] = self.evaluate("test")
+            for w, original in zip(matrices, whole):
+                w.copy_(original)
+        return found
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> float:
+        """Mean cross-entropy of a token, in nats."""
+        self.model.eval()
+        windows = self.corpus.windows(split, self.shape)
+        sums = torch.zeros((), dtype=torch.float64, device=windows.device)
+        count = 0
+        for i in range(0, len(windows) - self.shape.batch + 1, self.shape.batch):
+            sums += self.losses(self.model, windows[i : i + self.shape.batch]).double()
+            count += 1
+        self.model.train()
+        return (sums / max(count, 1)).item()

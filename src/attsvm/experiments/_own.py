@@ -1,0 +1,80 @@
+"""Experiments of your own, in files of their own: named on the command line, found again by worker processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from attsvm.errors import AttsvmError
+from attsvm.experiments._experiment import Columns, Experiment
+from attsvm.files import atomic_path, is_there
+
+
+def load_experiments(path: str | Path) -> list[Experiment]:
+    """The experiments that a Python file defines. It is run, as `python FILE` would.
+
+    If the file defines EXPERIMENT, or a list EXPERIMENTS, these are meant; otherwise all that it has by a name.
+    """
+    place = Path(path).resolve()
+    if not place.is_file():
+        raise AttsvmError(f"{path} must be a file that defines an experiment, but it is not a file.")
+    found = _loaded(str(place), place.stat().st_mtime_ns)
+    return [replace(experiment, run=_FileRun(str(place), experiment.id)) for experiment in found.values()]
+
+
+def write_template(name: str, path: Path | None = None) -> Path:
+    """Write a file with an experiment that runs as it is, to be changed into your own."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,60}", name):
+        raise AttsvmError(f"the name must consist of lower-case letters, digits and hyphens, but got {name!r}.")
+    path = Path(f"{name.replace('-', '_')}.py") if path is None else path
+    if path.suffix != ".py":
+        raise AttsvmError(f"an experiment is a Python file: {path} must end in .py.")
+    if is_there(path):
+        raise AttsvmError(f"{path} is there already: choose another name, or --out.")
+    text = files("attsvm.experiments").joinpath("template.py").read_text(encoding="utf-8")
+    with atomic_path(path) as temporary:
+        temporary.write_text(text.replace("FILE.py", path.name).replace("my-experiment", name), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class _FileRun:
+    """`run` of an experiment by its file: a worker process, which cannot import the file by a name, opens it."""
+
+    path: str
+    id: str
+
+    def __call__(self, *arguments: Any, **named: Any) -> Columns:
+        return _loaded(self.path, Path(self.path).stat().st_mtime_ns)[self.id].run(*arguments, **named)
+
+
+@cache
+def _loaded(path: str, changed: int) -> dict[str, Experiment]:
+    """By id. `changed` makes a file that was edited be read again."""
+    name = f"attsvm_own_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look
+    try:
+        spec.loader.exec_module(module)
+    except AttsvmError:
+        raise
+    except Exception as error:  # whatever the file does
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f", line {lines[-1]}" if lines else ""
+        raise AttsvmError(f"{path}{where} cannot be run: {type(error).__name__}: {error}.") from error
+    said = getattr(module, "EXPERIMENTS", None) or [getattr(module, "EXPERIMENT", None)]
+    found = [one for one in said if isinstance(one, Experiment)]
+    found = found or [one for one in vars(module).values() if isinstance(one, Experiment)]
+    if not found:
+        raise AttsvmError(f"{path} must define an experiment, EXPERIMENT = attsvm.experiments.Experiment(…).")
+    return {experiment.id: experiment for experiment in found}

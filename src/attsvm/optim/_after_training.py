@@ -1,0 +1,236 @@
+"""Zeros after the training: a report, one-shot pruning, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
+from attsvm.optim._groups import matrices_of
+from attsvm.optim._pruning import smallest
+
+__all__ = ["SparsityReport", "SparsityRow", "export", "load_export", "prune", "sparsity_report"]
+
+_BITS, _VALUES = ".bits", ".values"
+_FORMAT = "attsvm bitmap 1"
+
+
+class SparsityRow(NamedTuple):
+    """One matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    zeros: float
+    """share of entries that are 0"""
+    gini: float
+    """of the sizes of the entries: 0 if all are equal, 1 if one has everything"""
+    cut: float
+    """‖W − W'‖/‖W‖ if the smallest `further` share of the entries that are left is set to 0 too"""
+    heads: tuple[float, ...] = ()
+    """share of zeros of every head, of query, key and value matrices"""
+
+
+class SparsityReport(NamedTuple):
+    """What :func:`sparsity_report` finds; printed as a table."""
+
+    rows: tuple[SparsityRow, ...]
+    zeros: float
+    """share of zeros of all matrices together"""
+    further: float
+
+    def __str__(self) -> str:
+        width = max([len(row.name) for row in self.rows] + [4])
+        lines = [f"{'name':<{width}}  {'shape':>12}  zeros   Gini  {self.further:.0%} more"]
+        for row in self.rows:
+            shape = "×".join(map(str, row.shape))
+            heads = f"  heads {' '.join(f'{share:.0%}' for share in row.heads)}" if row.heads else ""
+            line = f"{row.name:<{width}}  {shape:>12}  {row.zeros:>5.1%}  {row.gini:.3f}     {row.cut:.3f}"
+            lines.append(line + heads)
+        return "\n".join([*lines, f"all: {self.zeros:.2%} of the entries are 0"])
+
+
+@torch.no_grad()
+def sparsity_report(model: nn.Module, *, heads: int | None = None, further: float = 0.1) -> SparsityReport:
+    """Zeros and spread of every matrix of a model, the groups "attention" and "matrices" of
+    :func:`~attsvm.optim.param_groups`, and what a further cut would cost.
+
+    Args:
+        model: any module.
+        heads: number of attention heads: zeros are then also counted for every head.
+        further: share of the non-zero entries that a further cut would take.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(32, 16))
+        >>> _ = prune(model, 0.75)
+        >>> print(sparsity_report(model))
+        name             shape  zeros   Gini  10% more
+        0.weight         16×32  75.0%  0.769     0.216
+        all: 75.00% of the entries are 0
+    """
+    rows, zeros, entries = [], 0, 0
+    for name, weight, kind in matrices_of(model):
+        w = weight.detach()
+        sizes = w.float().abs().flatten().sort().values
+        count, n = int((sizes == 0).sum()), len(sizes)
+        total = sizes.double().sum()
+        # Σ (2i − n − 1) x_i / (n Σ x_i) of the sorted sizes
+        places = 2 * torch.arange(1, n + 1, device=sizes.device) - n - 1
+        gini = float((places * sizes.double()).sum() / (n * total)) if total > 0 else 0.0
+        lost = sizes[count : count + round(further * (n - count))].double().square().sum()
+        norm = sizes.double().square().sum()
+        by_head: tuple[float, ...] = ()
+        if heads is not None and kind == "attention" and w.ndim == 2 and w.shape[0] % heads == 0:
+            parts = max(w.shape[0] // w.shape[1], 1)
+            by_head = tuple((w.view(parts, heads, -1) == 0).float().mean((0, 2)).tolist())
+        cost = float((lost / norm).sqrt()) if norm > 0 else 0.0
+        rows.append(SparsityRow(name, tuple(w.shape), count / n, gini, cost, by_head))
+        zeros, entries = zeros + count, entries + n
+    return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
+
+
+@torch.no_grad()
+def prune(
+    model: nn.Module,
+    sparsity: float,
+    *,
+    scope: str = "global",
+    inputs: Iterable[Any] | None = None,
+    keep_masks: bool = False,
+) -> dict[str, Tensor]:
+    """Set the least important share of the matrix entries to 0, once, without training; the masks by name.
+
+    Args:
+        model: any module; its groups "attention" and "matrices" of :func:`~attsvm.optim.param_groups` are pruned.
+        sparsity: the share of zeros, 0 ≤ sparsity < 1.
+        scope: one threshold for all matrices ("global") or the same share of each ("layer").
+        inputs: batches for the model. With them an entry of a linear layer counts as \\|w_ij\\|·‖x_j‖, x_j being its
+            input over all tokens of the batches, and every row loses the same share (Wanda). Matrices that are not a
+            linear layer's lose their smallest entries.
+        keep_masks: leave the masks to torch.nn.utils.prune (``weight_orig``, ``weight_mask``), so that zeros stay in a
+            further training by any optimizer; ``torch.nn.utils.prune.remove`` makes them permanent.
+    """
+    if not 0 <= sparsity < 1:
+        raise AttsvmError(f"sparsity must be a share, at least 0 and below 1, but got {sparsity!r}.")
+    if scope not in ("global", "layer"):
+        raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
+    named = [(name, weight) for name, weight, _ in matrices_of(model)]
+    sizes = [weight.detach().abs().float() for _, weight in named]
+    if inputs is None:
+        parts = [range(len(named))] if scope == "global" else [[i] for i in range(len(named))]
+        marks: dict[int, Tensor] = {}
+        for part in parts:
+            marks |= dict(zip(part, smallest([sizes[i] for i in part], [1] * len(part), sparsity)))
+        pruned = [marks[i] for i in range(len(named))]
+    else:
+        norms = _input_norms(model, inputs)
+        pruned = []
+        for (_, weight), size in zip(named, sizes):
+            if id(weight) in norms:
+                order = (size * norms[id(weight)]).argsort(dim=1, stable=True).argsort(dim=1)
+                pruned.append(order < round(sparsity * size.shape[1]))
+            else:
+                pruned += smallest([size], [1], sparsity)
+    modules = dict(model.named_modules())
+    for (name, weight), mark in zip(named, pruned):
+        path, _, own = name.rpartition(".")
+        if keep_masks:
+            torch_prune.custom_from_mask(modules[path], own.removesuffix("_orig"), ~mark)
+        else:
+            weight.masked_fill_(mark, 0)
+    return {name: ~mark for (name, _), mark in zip(named, pruned)}
+
+
+def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
+    """‖x_j‖ of every input of every linear layer, by the id of its weight."""
+    squares: dict[int, Tensor] = {}
+
+    def see(module: nn.Linear, given: tuple[Tensor, ...]) -> None:
+        x = given[0].detach().float().flatten(0, -2)
+        squares[id(module.weight)] = squares.get(id(module.weight), 0) + x.square().sum(0)
+
+    hooks = [m.register_forward_pre_hook(see) for m in model.modules() if isinstance(m, nn.Linear)]
+    training = model.training
+    try:
+        model.eval()
+        for batch in inputs:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if not squares:
+        raise AttsvmError("inputs must hold at least one batch that goes through a linear layer, but none did.")
+    return {key: square.sqrt() for key, square in squares.items()}
+
+
+def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> int:
+    """Write a model's weights as plain .safetensors, as ``load_state_dict`` takes them; the size in bytes.
+
+    Weights that torch.nn.utils.prune masks are written as they are used. With `compressed` a matrix that is smaller so
+    is stored as a bitmap and its non-zero entries: at 95% zeros a float32 matrix takes 8% of its size. Such a file is
+    read by :func:`load_export`.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    state = model.state_dict()
+    for name, value in state.items():
+        if name.endswith("_orig") and f"{name[:-5]}_mask" in state:
+            tensors[name.removesuffix("_orig")] = value * state[f"{name[:-5]}_mask"]
+        elif not (name.endswith("_mask") and f"{name[:-5]}_orig" in state):
+            tensors[name] = value
+    shapes: dict[str, str] = {}
+    found = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        kept = (
+            int((value != 0).sum()) if compressed and value.is_floating_point() and value.ndim >= 2 else value.numel()
+        )
+        if compressed and (value.numel() + 7) // 8 + kept * value.element_size() < value.numel() * value.element_size():
+            shapes[name] = ",".join(map(str, value.shape))
+            found[name + _BITS] = _packed(value.flatten() != 0)
+            found[name + _VALUES] = value[value != 0].clone()
+        else:
+            found[name] = value.clone()  # tied weights share memory, which the format refuses
+    with atomic_path(path) as temporary:
+        save_file(found, temporary, metadata={"format": _FORMAT if compressed else "pt", **shapes})
+    return Path(path).stat().st_size
+
+
+def load_export(path: str | Path) -> dict[str, Tensor]:
+    """The state dict of a file of :func:`export`, compressed or not."""
+    from safetensors import safe_open
+
+    found: dict[str, Tensor] = {}
+    with safe_open(path, "pt") as file:
+        shapes = file.metadata() or {}
+        for key in file.keys():  # noqa: SIM118
+            if key.endswith(_BITS) and key.removesuffix(_BITS) in shapes:
+                name = key.removesuffix(_BITS)
+                shape = [int(n) for n in shapes[name].split(",")]
+                values = file.get_tensor(name + _VALUES)
+                flat = values.new_zeros(torch.Size(shape).numel())
+                flat[_unpacked(file.get_tensor(key), len(flat))] = values
+                found[name] = flat.view(shape)
+            elif not (key.endswith(_VALUES) and key.removesuffix(_VALUES) in shapes):
+                found[key] = file.get_tensor(key)
+    return found
+
+
+def _packed(bits: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor, count: int) -> Tensor:
+    return ((packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten()[:count].bool()

@@ -1,0 +1,99 @@
+"""Gradual pruning inside trainers: Hugging Face and Lightning."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attsvm.errors import AttsvmError
+from attsvm.optim._pruning import GradualPruning
+
+__all__ = ["lightning_pruning", "trainer_pruning"]
+
+_FILE = "pruning.pt"
+
+
+def trainer_pruning(sparsity: float, **options: Any) -> Any:
+    """A TrainerCallback of Hugging Face that prunes while the Trainer trains; options are :class:`GradualPruning`'s.
+
+    The number of steps is the Trainer's. Checkpoints hold what a resumed training needs.
+
+    Example:
+        >>> groups = param_groups(model, p=1.1)  # doctest: +SKIP
+        >>> Trainer(  # doctest: +SKIP
+        ...     model, args, optimizers=(MirrorAdam(groups, lr=4e-3), None), callbacks=[trainer_pruning(0.95)]
+        ... )
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:
+        raise AttsvmError("trainer_pruning needs Hugging Face transformers: install transformers.") from error
+
+    class Pruning(TrainerCallback):
+        pruning: GradualPruning | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            self.pruning = GradualPruning(optimizer, sparsity, state.max_steps, **options)
+            saved = _checkpoint(args, state) / _FILE
+            if state.global_step > 0:
+                if not saved.is_file():
+                    raise AttsvmError(f"the training cannot be resumed with pruning: {saved} is missing.")
+                self.pruning.load_state_dict(torch.load(saved, weights_only=True, map_location="cpu"))
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            assert self.pruning is not None
+            self.pruning.step()
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            assert self.pruning is not None
+            if state.is_world_process_zero:
+                torch.save(self.pruning.state_dict(), _checkpoint(args, state) / _FILE)
+
+    return Pruning()
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def lightning_pruning(sparsity: float, **options: Any) -> Any:
+    """A Callback of Lightning that prunes while its Trainer trains; options are :class:`GradualPruning`'s.
+
+    Example:
+        >>> Trainer(callbacks=[lightning_pruning(0.95)])  # doctest: +SKIP
+    """
+    try:
+        from pytorch_lightning import Callback
+    except ImportError:
+        try:
+            from lightning.pytorch import Callback  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise AttsvmError("lightning_pruning needs Lightning: install pytorch-lightning.") from error
+
+    class Pruning(Callback):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+        pruning: GradualPruning | None = None
+        _saved: dict[str, Any] | None = None
+        _seen = 0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if len(trainer.optimizers) != 1:
+                raise AttsvmError(f"lightning_pruning prunes with one optimizer, but got {len(trainer.optimizers)}.")
+            total = int(trainer.estimated_stepping_batches)
+            self.pruning = GradualPruning(trainer.optimizers[0], sparsity, total, **options)
+            self._seen = trainer.global_step
+            if self._saved is not None:
+                self.pruning.load_state_dict(self._saved)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step > self._seen:  # not while gradients are gathered
+                self._seen = trainer.global_step
+                assert self.pruning is not None
+                self.pruning.step()
+
+        def state_dict(self) -> dict[str, Any]:
+            return {} if self.pruning is None else self.pruning.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self._saved = state_dict or None
+
+    return Pruning()

@@ -1,0 +1,388 @@
+"""Gradual magnitude pruning while an optimizer trains."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from attsvm.errors import AttsvmError
+from attsvm.optim._base import MirrorOptimizer, zero_pruned
+from attsvm.optim._loading import MASK
+from attsvm.optim._mirror_map import mirror_of
+from attsvm.optim._shards import is_sharded, local
+
+__all__ = ["GradualPruning"]
+
+STRUCTURES = (None, "2:4", "row", "head")
+_MOST = 0x7F800000  # the bits of inf
+
+
+class _Unit(NamedTuple):
+    """What is pruned as one: the entries, rows or heads of one parameter, or of several with their heads in common."""
+
+    params: tuple[Tensor, ...]
+    scores: Callable[[], Tensor]  # one for each unit; inf for what may not be pruned yet
+    size: int  # entries of a unit
+    masks: Callable[[Tensor], Sequence[Tensor]]  # from which units stay to masks of the parameters
+
+
+class GradualPruning:
+    r"""Set more and more of the smallest weights to 0 while an optimizer trains, and keep them there.
+
+    The share of zeros grows between the steps start·total_steps and end·total_steps as
+
+    .. math:: s(k) = s + (s_0 - s)(1 - \tau)^3, \qquad \tau = \frac{k - k_\text{start}}{k_\text{end} - k_\text{start}},
+
+    s being `sparsity` and :math:`s_0` `initial`; the rest of the training recovers. A pruned entry is exactly 0 in the
+    weight, and in everything that the optimizer keeps of its shape (mirror variable, moments), after every step.
+
+    It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam` and
+    :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the step;
+    for others they are applied by a hook after every step, and are a part of this object's state.
+
+    Args:
+        optimizer: the optimizer, before or in training.
+        sparsity: the share of zeros at the end, 0 ≤ sparsity < 1.
+        total_steps: number of steps of the whole training.
+        start, end: between these shares of the training the zeros are made.
+        every: steps between two changes of the masks.
+        initial: the share of zeros at the start.
+        scope: one threshold for all parameters ("global"), or the same share of each ("layer").
+        structure: what is pruned as one. None: entries. "2:4": entries such that of four neighbours in a row two are 0
+            at the end (sparsity = 0.5). "row": rows of matrices (outputs). "head": attention heads, that is their rows
+            of the query, key and value matrices.
+        regrow: at every change of the masks so many of the weights that stay, as a share, are exchanged for the pruned
+            ones with the largest gradient; the share falls to 0 along a cosine until `end`. With
+            ``initial=sparsity, start=0`` this is RigL. Gradients must still be there when :meth:`step` is called.
+            They start at 0 again; for p < 2, where 0 is sticky, as large as the smallest weight that was kept.
+        params: what to prune. By default the matrices in the groups "attention" and "matrices" of
+            :func:`~attsvm.optim.param_groups`.
+        heads: number of heads, for ``structure="head"``.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = MirrorAdam(param_groups(model, p=1.1), lr=4e-3)
+        >>> pruning = GradualPruning(optimizer, sparsity=0.95, total_steps=100, every=5)
+        >>> for _ in range(100):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 64)).square().sum().backward()
+        ...     optimizer.step()
+        ...     pruning.step()
+        >>> f"{(model.weight == 0).float().mean():.2f}"
+        '0.95'
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        sparsity: float,
+        total_steps: int,
+        *,
+        start: float = 0.2,
+        end: float = 0.75,
+        every: int = 50,
+        initial: float = 0.0,
+        scope: str = "global",
+        structure: str | None = None,
+        regrow: float = 0.0,
+        params: Iterable[Tensor] | None = None,
+        heads: int | None = None,
+    ) -> None:
+        _check(sparsity, total_steps, start, end, every, initial, scope, structure, regrow)
+        self.optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap them
+        self.sparsity, self.initial, self.every, self.scope, self.regrow = sparsity, initial, every, scope, regrow
+        self.first, self.last = round(start * total_steps), round(end * total_steps)
+        named = _prunable(self.optimizer, params)
+        self.params = [param for _, param in named]
+        self._units = _units(named, structure, heads)
+        self._masks: dict[Tensor, Tensor] = {}
+        # Mirror optimizers keep the masks themselves.
+        self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
+        if self._mirror is None:
+            self.optimizer.register_step_post_hook(lambda *_: self._apply())
+        self.count = 0
+        if self.first == 0:
+            self._prune(self.scheduled(0))
+
+    def scheduled(self, count: int) -> float:
+        """The share of zeros after `count` steps."""
+        if count < self.first:
+            return 0.0
+        done = 1.0 if count >= self.last else (count - self.first) / (self.last - self.first)
+        return self.sparsity + (self.initial - self.sparsity) * (1 - done) ** 3
+
+    def step(self) -> None:
+        """To be called after every step of the optimizer."""
+        self.count += 1
+        due = (self.count - self.first) % self.every == 0 or self.count == self.last
+        if due and self.first <= self.count <= self.last:
+            share = self.scheduled(self.count)
+            if self.regrow > 0 and self.count < self.last:
+                self._exchange(share)
+            else:
+                self._prune(share)
+
+    def masks(self) -> dict[Tensor, Tensor]:
+        """The mask of every pruned parameter: True is kept."""
+        if self._mirror is None:
+            return dict(self._masks)
+        return {param: self.optimizer.state[param][MASK] for param in self.params if self._mask(param) is not None}
+
+    def achieved(self) -> float:
+        """The share of zeros now, of the weights that may be pruned."""
+        zeros, all_ = (sum(int(f(local(p))) for p in self.params) for f in (lambda w: (w == 0).sum(), Tensor.numel))
+        return zeros / max(all_, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of steps and, unless the optimizer saves them itself, the masks by number."""
+        masks = {i: self._masks[param] for i, param in enumerate(self.params) if param in self._masks}
+        return {"count": self.count, "masks": masks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`; the optimizer's own state is to be loaded beside it."""
+        if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
+            raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
+        self.count = state_dict["count"]
+        if self._mirror is not None and state_dict["masks"]:
+            raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
+        self._masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
+
+    def _mask(self, param: Tensor) -> Tensor | None:
+        return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        for param, mask in self._masks.items():
+            states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
+            tensors = [param.detach(), *(v for v in states if v.shape == param.shape)]
+            zero_pruned([local(mask)], *([local(t)] for t in tensors))
+
+    @torch.no_grad()
+    def _set(self, param: Tensor, mask: Tensor) -> None:
+        """`mask` is of the local part of the parameter."""
+        if self._mirror is None:
+            self._masks[param] = self._masks[param] if param in self._masks else _as_mask(param, None)
+            local(self._masks[param]).copy_(mask)
+        else:
+            whole = _as_mask(param, None)
+            local(whole).copy_(mask)
+            self._mirror.set_mask(param, whole)
+
+    @torch.no_grad()
+    def _prune(self, share: float) -> None:
+        """Masks of the smallest units, so that so large a share of all entries is 0."""
+        if share <= 0:
+            return
+        sharded = any(is_sharded(param) for param in self.params)
+        for units in [self._units] if self.scope == "global" else [[unit] for unit in self._units]:
+            scores = [unit.scores() for unit in units]
+            pruned = smallest(scores, [unit.size for unit in units], share, sharded)
+            for unit, marks in zip(units, pruned):
+                for param, mask in zip(unit.params, unit.masks(~marks)):
+                    self._set(param, mask)
+        if self._mirror is None:
+            self._apply()
+
+    @torch.no_grad()
+    def _exchange(self, share: float) -> None:
+        """Prune more than the share, and take back of the pruned weights those with the largest gradient."""
+        before = {param: torch.ones_like(local(param), dtype=torch.bool) for param in self.params}
+        before.update((param, local(mask).clone()) for param, mask in self.masks().items())
+        gradients = []
+        for param in self.params:
+            if param.grad is None:
+                raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
+            gradients.append(local(param.grad))
+        part = self.regrow / 2 * (1 + math.cos(math.pi * (self.count - self.first) / max(self.last - self.first, 1)))
+        kept = min(local(p).abs()[before[p]].min().item() for p in self.params if before[p].any())
+        sharded = any(is_sharded(param) for param in self.params)
+        self._prune(share + part * (1 - share))
+        # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
+        masks = {param: local(mask) for param, mask in self.masks().items()}
+        scores = []
+        for param, grad in zip(self.params, gradients):
+            free = ~masks[param] & ~before[param]
+            scores.append(torch.where(free, 1 / (grad.abs().float() + 1e-30), torch.inf))
+        stay = sum(int(masks[param].sum()) for param in self.params)
+        total = sum(mask.numel() for mask in masks.values())
+        wanted = total - round(share * total) - stay
+        if wanted <= 0:
+            return
+        grown = smallest(scores, [1] * len(scores), wanted / total, sharded)
+        for param, grad, back in zip(self.params, gradients, grown):
+            self._set(param, masks[param] | back)
+            self._wake(param, grad, back, kept)
+
+    def _wake(self, param: Tensor, grad: Tensor, back: Tensor, size: float) -> None:
+        """Near p = 1 a weight at 0 hardly moves: there it starts at `size`, downhill."""
+        p = next((g.get("p", 2.0) for g in self.optimizer.param_groups if any(param is q for q in g["params"])), 2.0)
+        if self._mirror is None or p >= 2:
+            return
+        weight = local(param.detach())
+        weight.copy_(torch.where(back, -size * grad.sign().to(weight.dtype), weight))
+        theta = self.optimizer.state[param].get("mirror")
+        if theta is not None:
+            local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
+
+
+def smallest(scores: Sequence[Tensor], sizes: Sequence[int], share: float, sharded: bool = False) -> list[Tensor]:
+    """Marks of the units with the smallest scores, which together have the share of all entries, rounded.
+
+    Scores are at least 0; nan counts as the largest. By bisection over the bits of the threshold, so that nothing is
+    sorted or gathered, and shards of one parameter need exchange no more than counts.
+    """
+    bits = [score.float().contiguous().view(torch.int32) for score in scores]
+    total = _sum(sum(b.numel() * size for b, size in zip(bits, sizes)), bits[0].device, sharded)
+    wanted = round(share * total)
+
+    def entries(threshold: int) -> int:
+        found = sum(((b <= threshold).sum() * size for b, size in zip(bits, sizes)), torch.zeros((), dtype=torch.int64))
+        return _sum(int(found), bits[0].device, sharded)
+
+    low, high = -1, _MOST - 1  # entries(low) ≤ wanted; what scores inf is never marked
+    if entries(high) <= wanted:
+        return [b <= high for b in bits]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if entries(middle) <= wanted else (low, middle)
+    marks = [b <= low for b in bits]
+    left = wanted - entries(low)
+    if not sharded:  # of those that are as large as the first one kept, the first ones
+        for mark, b, size in zip(marks, bits, sizes):
+            ties = (b == high).flatten().nonzero().flatten()[: left // size]
+            mark.view(-1)[ties] = True
+            left -= len(ties) * size
+    return marks
+
+
+def _sum(value: int, device: torch.device, sharded: bool) -> int:
+    if not sharded:
+        return value
+    count = torch.tensor(value, device=device)
+    dist.all_reduce(count)
+    return int(count)
+
+
+def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
+    own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
+    return own if mask is None else own.copy_(mask)
+
+
+def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None) -> list[tuple[str, Tensor]]:
+    """What to prune, with names."""
+    wanted = None if params is None else {id(param) for param in params}
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
+        for name, param in zip(names, group["params"]):
+            if id(param) in wanted if wanted is not None else group.get("name") in ("attention", "matrices"):
+                found.append((name, param))
+    if wanted is not None and len(found) < len(wanted):
+        raise AttsvmError("params has a tensor that is not in the optimizer: pass parameters that it trains.")
+    found = [(name, param) for name, param in found if param.ndim >= 2]
+    if not found:
+        raise AttsvmError(
+            "GradualPruning found no matrix to prune: make the optimizer's groups with "
+            "attsvm.optim.param_groups(model), or pass params=[…]."
+        )
+    return found
+
+
+def _units(named: list[tuple[str, Tensor]], structure: str | None, heads: int | None) -> list[_Unit]:
+    if structure == "head":
+        return _heads(named, heads)
+    made = []
+    for name, param in named:
+        if structure == "2:4" and param.shape[-1] % 4:
+            raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {param.shape}.')
+        made.append({None: _entries, "2:4": _two_of_four, "row": _rows}[structure](param))
+    return made
+
+
+def _entries(param: Tensor) -> _Unit:
+    return _Unit((param,), lambda: local(param).abs(), 1, lambda stays: (stays,))
+
+
+def _two_of_four(param: Tensor) -> _Unit:
+    def scores() -> Tensor:
+        size = local(param).abs()
+        fours = size.unflatten(-1, (-1, 4))
+        place = fours.argsort(dim=-1, stable=True).argsort(dim=-1)
+        return torch.where(place < 2, fours, torch.inf).view(size.shape)
+
+    return _Unit((param,), scores, 1, lambda stays: (stays,))
+
+
+def _rows(param: Tensor) -> _Unit:
+    def masks(stays: Tensor) -> Sequence[Tensor]:
+        return (stays.view(-1, *[1] * (param.ndim - 1)).expand(local(param).shape),)
+
+    size = math.prod(param.shape[1:])
+    return _Unit((param,), lambda: local(param).float().flatten(1).square().mean(1).sqrt(), size, masks)
+
+
+def _heads(named: list[tuple[str, Tensor]], heads: int | None) -> list[_Unit]:
+    """Query, key and value matrices of one layer have their heads in common."""
+    if heads is None:
+        raise AttsvmError('structure="head" needs the number of heads: pass heads=….')
+    layers: dict[str, list[Tensor]] = {}
+    for name, param in named:
+        if re.search(r"q|k|v|attn|in_proj", name.lower().removesuffix(".weight").rsplit(".", 1)[-1]):
+            layers.setdefault(name.removesuffix(".weight").rpartition(".")[0], []).append(param)
+    made = []
+    for params in layers.values():
+        if any(is_sharded(param) for param in params) or any(param.shape[0] % heads for param in params):
+            raise AttsvmError(f"heads={heads} must divide the rows of whole query, key and value matrices.")
+        made.append(_layer_of_heads(tuple(params), heads))
+    return made
+
+
+def _layer_of_heads(params: tuple[Tensor, ...], heads: int) -> _Unit:
+    # A packed matrix has its queries, keys and values one below another, each with all heads.
+    parts = [max(param.shape[0] // param.shape[1], 1) for param in params]
+
+    def scores() -> Tensor:
+        blocks = (param.float().view(part, heads, -1).square() for param, part in zip(params, parts))
+        sums = [block.sum((0, 2)) for block in blocks]
+        return (torch.stack(sums).sum(0) / size).sqrt()
+
+    def masks(stays: Tensor) -> Sequence[Tensor]:
+        wide = ((param, stays.view(1, heads, 1).expand(part, heads, -1)) for param, part in zip(params, parts))
+        return [mask.repeat_interleave(param.numel() // mask.numel(), 2).view(param.shape) for param, mask in wide]
+
+    size = sum(param.numel() for param in params) // heads
+    return _Unit(params, scores, size, masks)
+
+
+def _check(
+    sparsity: float,
+    total_steps: int,
+    start: float,
+    end: float,
+    every: int,
+    initial: float,
+    scope: str,
+    structure: str | None,
+    regrow: float,
+) -> None:
+    for name, value in (("sparsity", sparsity), ("initial", initial), ("regrow", regrow)):
+        if not 0 <= value < 1:
+            raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+    if not 0 <= start <= end <= 1:
+        raise AttsvmError(f"start and end must be shares of the training with start <= end, but got {start} and {end}.")
+    for name, value in (("total_steps", total_steps), ("every", every)):
+        if not isinstance(value, int) or value < 1:
+            raise AttsvmError(f"{name} must be a whole number above 0, but got {value!r}.")
+    if scope not in ("global", "layer"):
+        raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
+    if structure not in STRUCTURES:
+        raise AttsvmError(f"structure must be one of {STRUCTURES}, but got {structure!r}.")
+    if structure == "2:4" and sparsity != 0.5:
+        raise AttsvmError(f'structure="2:4" makes half of the entries 0: sparsity must be 0.5, but got {sparsity}.')
+    if regrow > 0 and structure is not None:
+        raise AttsvmError("regrow exchanges single entries: leave structure out.")

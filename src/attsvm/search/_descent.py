@@ -1,0 +1,100 @@
+"""The kind of run that a conjecture speaks of: for a batch in float64, for one trial in many digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attsvm.data import TokenData
+from attsvm.dynamics import Trajectory, train
+from attsvm.errors import AttsvmError
+from attsvm.geometry import Lp, parse_geometry
+from attsvm.search._precise import PreciseDescent
+
+FOLLOWED, STRIDE = 1000, 0.01
+"""Steps along the curve of a run, and their length relative to θ at their start."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """ℓp mirror descent on W from 0: `lr` is one step size for all, or a function of the data that gives one per trial.
+
+    A step size of its own for every trial is had by scaling the trial's queries: with queries c times as long,
+    c = η^(1/p), or η^(1/(p−1)) where steps are normalised, the logits move under step 1 as they did under step η.
+    """
+
+    steps: int
+    lr: float | Callable[[TokenData], Tensor] = 0.1
+    loss: str = "logistic"
+    geometry: str = "l2"
+    normalize: bool = False
+
+    @property
+    def norm(self) -> Lp:
+        geometry = parse_geometry(self.geometry)
+        if not isinstance(geometry, Lp):
+            raise AttsvmError(f"geometry must be an ℓp norm here, but got {geometry.name}.")
+        return geometry
+
+    def step_sizes(self, data: TokenData) -> Tensor:
+        """η (B,)."""
+        if callable(self.lr):
+            return self.lr(data).to(data.X).expand(data.B)
+        return data.X.new_full((data.B,), self.lr)
+
+    def run(self, data: TokenData) -> Trajectory:
+        """All trials at once; the trajectory's data have scaled queries, see above."""
+        p = self.norm.p
+        power = 1 / (p - 1) if self.normalize else 1 / p
+        scale = self.step_sizes(data) ** power
+        scaled = replace(data, Z=data.Z * scale[:, None, None, None])
+        return train(
+            scaled,
+            self.norm,
+            steps=self.steps,
+            lr=1.0,
+            normalize=self.normalize,
+            loss=self.loss,
+            record=(),
+            compile=False,
+        )
+
+    def follow(self, run: Trajectory) -> Trajectory:
+        """Where the curve of a run goes, far later: normalised steps of 1% of θ, which is as long as it then is.
+
+        Small steps follow the curve of the gradient flow, however they are measured along it: in these the logits
+        grow tenfold, for which a descent whose gradient vanishes would need exponentially many.
+        """
+        geometry = self.norm
+        size = geometry.dual_norm(geometry.mirror(run.W))
+        size = torch.where(size > 0, size, 1.0) ** (1 / (geometry.p - 1))
+        data = replace(run.data, Z=run.data.Z * size[:, None, None, None])
+        W = run.W / size[:, None, None]
+        return train(data, geometry, steps=FOLLOWED, lr=STRIDE, loss=self.loss, init={"W": W}, record=(), compile=False)
+
+    def replay(self, data: TokenData, digits: int) -> Iterator[tuple[Trajectory, bool]]:
+        """One trial with so many digits: where it is after the steps, and after following its curve as `follow` does,
+        rounded to float64; and whether one token of every query surely leads."""
+        from mpmath import MPContext
+
+        ctx = MPContext()
+        ctx.dps = digits
+        precise = PreciseDescent(data, self.loss, ctx, p=self.norm.p, normalize=self.normalize)
+        start = train(data, self.norm, steps=0, loss=self.loss, record=(), compile=False)
+        for _ in precise.run(self.step_sizes(data).item(), self.steps):
+            pass
+        yield self._rounded(precise, start)
+        precise.normalize = True
+        size = self.norm.dual_norm(self.norm.mirror(precise.float_W())).item()
+        for _ in precise.run(STRIDE * size, FOLLOWED):
+            pass
+        yield self._rounded(precise, start)
+
+    def _rounded(self, precise: PreciseDescent, start: Trajectory) -> tuple[Trajectory, bool]:
+        data, tokens = start.data, precise.tokens()
+        index = torch.tensor([0 if t is None else t for t in tokens]).reshape(1, data.n, data.K, 1)
+        seen = data.mask.int().cumsum(-1) == index + 1  # tokens count among those that the query sees
+        return replace(start, W=precise.float_W(), tokens=seen.int().argmax(-1)), None not in tokens

@@ -1,0 +1,149 @@
+"""Look for a small counter-example to a conjecture about training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attsvm.checks import as_count, as_real, describe
+from attsvm.data import LinearHead, TokenData
+from attsvm.dynamics import Trajectory
+from attsvm.errors import AttsvmError
+from attsvm.search._descent import Descent
+from attsvm.search._shrink import Instance, shrink
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """One trial on which the hypotheses hold and the conclusion fails.
+
+    `slack` is the conclusion's value in float64, `confirmed` those with `digits` digits after the same steps and far
+    later on the curve of the run. `looked_at` instances were trained up to the hit of slack `found`, which was shrunk.
+    """
+
+    data: TokenData
+    slack: float
+    confirmed: tuple[float, float]
+    digits: int
+    looked_at: int
+    found: float
+    seconds: float
+
+    def __repr__(self) -> str:
+        X, v = self.data.X[0].tolist(), self.data.head.v[0].tolist() if isinstance(self.data.head, LinearHead) else None
+        return (
+            f"Counterexample(X={X}, Z={self.data.Z[0].tolist()}, v={v}; slack {self.confirmed[0]:.4g}, then "
+            f"{self.confirmed[1]:.4g}, with {self.digits} digits; found after {self.looked_at} instances in "
+            f"{self.seconds:.0f} s)"
+        )
+
+
+def falsify(
+    conclusion: Callable[[Trajectory], Tensor],
+    given: Callable[[TokenData], Tensor],
+    descent: Descent,
+    *,
+    n: int,
+    T: int = 2,
+    d: int = 2,
+    e: int = 1,
+    free: tuple[str, ...] = ("X", "v"),
+    entries: int = 4,
+    batch: int = 512,
+    rounds: int = 100,
+    digits: int = 50,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> Counterexample | None:
+    """Search for data on which `given` holds and, after the descent, `conclusion` does not; None if none is found.
+
+    `conclusion(run)` and `given(data)` return (B,) booleans, or numbers that are positive where the statement holds.
+    Numbers guide the search: every round trains `batch` instances that obey `given`, half of them fresh, half
+    changes of those with the least slack so far. A violation is shrunk: sequences, tokens and coordinates are
+    dropped, entries set to 0 or made smaller, as long as it stays a violation. What is left is confirmed with
+    `digits` digits: the conclusion fails after the same steps and, no less, far later on the curve of the run, where
+    logits are ten times as large (`Descent.follow`). That is evidence about the limit, not a proof.
+
+    n, T, d, e   sizes to search in: sequences, tokens, width of tokens and of queries
+    entries      fresh numbers are integers up to this in absolute value; with 0 Gaussian, and rounded in the end
+    free         which of X, Z and v vary; a Z that does not is 1
+    rounds, seconds   when to give up
+    """
+    n, T, d, e = as_count("n", n), as_count("T", T), as_count("d", d), as_count("e", e)
+    batch, rounds = as_count("batch", batch, least=2), as_count("rounds", rounds)
+    entries, digits = as_count("entries", entries, least=0), as_count("digits", digits, least=16)
+    if not free or not set(free) <= {"X", "Z", "v"}:
+        raise AttsvmError(f"free must name some of X, Z and v, but got {describe(free)}.")
+    limit = None if seconds is None else as_real("seconds", seconds, least=0)
+    generator = torch.Generator().manual_seed(seed)
+    started, looked_at = time.monotonic(), 0
+    best, best_slack = None, torch.empty(0, dtype=torch.float64)
+
+    def slack_of(instances: Instance) -> Tensor:
+        """The conclusion's slack; +∞ where `given` fails or a run diverged; where it is negative that of far later, so
+        that a violation that passes is none."""
+        data = instances.data()
+        found = torch.full((len(instances),), torch.inf, dtype=torch.float64)
+        holds = _number(given(data)) > 0
+        if bool(holds.any()):
+            run = descent.run(data[holds])
+            found[holds] = _slack(conclusion, run)
+            hits = found <= 0
+            if bool(hits.any()):
+                ended = hits[holds]
+                run = replace(run, data=run.data[ended], W=run.W[ended], tokens=run.tokens[ended])
+                later = _slack(conclusion, descent.follow(run))
+                found[hits] = torch.where(later <= found[hits], later, later.abs())
+        return found
+
+    for _ in range(rounds):
+        if limit is not None and time.monotonic() - started > limit:
+            return None
+        fresh = Instance.draw(batch, n, T, d, e, free, entries, generator)
+        trial = fresh if best is None else Instance.cat([fresh[: batch // 2], best.mutated(free, entries, generator)])
+        trial = trial[_number(given(trial.data())) > 0]
+        looked_at += len(trial)
+        values = slack_of(trial)
+        hits = values <= 0
+        if bool(hits.any()):
+            first = int(values.argmin())
+            small = shrink(trial[first : first + 1], lambda instances: slack_of(instances) <= 0, free)
+            data = small.data()
+            confirmed = _confirmed(conclusion, descent, data, digits)
+            if confirmed is not None:
+                return Counterexample(
+                    data=data,
+                    slack=float(slack_of(small)[0]),
+                    confirmed=confirmed,
+                    digits=digits,
+                    looked_at=looked_at,
+                    found=float(values[first]),
+                    seconds=time.monotonic() - started,
+                )
+        pool = trial if best is None else Instance.cat([best, trial])
+        pool_slack = values if best is None else torch.cat([best_slack, values])
+        keep = pool_slack.argsort()[: batch // 2]
+        best, best_slack = pool[keep], pool_slack[keep]
+    return None
+
+
+def _confirmed(
+    conclusion: Callable[[Trajectory], Tensor], descent: Descent, data: TokenData, digits: int
+) -> tuple[float, float] | None:
+    """The slack after the steps and far later; None unless it is negative both times and not on its way up."""
+    found = [float(_slack(conclusion, run)) if decided else math.inf for run, decided in descent.replay(data, digits)]
+    return (found[0], found[1]) if found[1] <= found[0] <= 0 else None
+
+
+def _slack(conclusion: Callable[[Trajectory], Tensor], run: Trajectory) -> Tensor:
+    return _number(conclusion(run)).nan_to_num(nan=torch.inf)
+
+
+def _number(x: Tensor) -> Tensor:
+    """Booleans as ±1."""
+    return torch.where(x, 1.0, -1.0).double() if x.dtype == torch.bool else x.double()

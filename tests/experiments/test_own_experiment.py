@@ -1,0 +1,183 @@
+"""An experiment of a few lines in a file of one's own: run, resume, workers, command line, figure, report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attsvm import AttsvmError
+from attsvm.cli import INCOMPLETE
+from attsvm.cli._app import app
+from attsvm.experiments import Backend, Check, Experiment, Rows, load_experiments, run, run_experiments, write_template
+from attsvm.experiments.jobs import main, work
+from attsvm.report import gather, write_report
+
+OWN = """
+import numpy as np
+from attsvm.experiments import Experiment, at_most
+from attsvm.plots import new_figure
+
+def run(params, trials, device):
+    return {"square": np.array([(params["a"] * trial) ** 2 for trial in trials], float)}
+
+def figure(rows):
+    figure, axes = new_figure(1, 1, (3, 2))
+    axes[0][0].plot(rows["square"])
+    return figure
+
+def checks(rows):
+    return [at_most("the largest square", rows["square"].max(), BOUND, "below the bound")]
+
+BOUND = 100
+EXPERIMENT = Experiment(
+    id="own-squares", title="Squares", statement="Squares stay small <b>here</b>.", grid={"a": [1, 2]},
+    run=run, figure=figure, checks=checks, trials=5, quick=3, batch=2,
+)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return path
+
+
+def attsvm(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, AttsvmError):
+        return 1, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_run_resume_and_figure(own: Path, tmp_path: Path) -> None:
+    (experiment,) = load_experiments(own)
+    out = tmp_path / "runs"
+    outcome = run(experiment, out, progress=True)
+    assert outcome.passed
+    assert outcome.rows.where(a=2)["square"].tolist() == [0, 4, 16, 36, 64]
+    assert "own-squares: all 1 checks passed" in repr(outcome)
+    outcome.figure().canvas.draw()
+    assert run_experiments([experiment], out) == 0  # all is there
+    sorted(out.rglob("*.parquet"))[0].unlink()
+    assert run_experiments([experiment], out, backend=Backend(workers=1)) == 1  # in a process that opens the file
+    assert run(experiment, out).rows["square"].tolist() == outcome.rows["square"].tolist()
+
+
+def test_command_line_and_report(own: Path, tmp_path: Path) -> None:
+    out, page = tmp_path / "runs", tmp_path / "report.html"
+    code, said = attsvm("reproduce", own, "--out", out, "--quiet", "--workers", 0)
+    assert code == 0, said
+    assert "all 1 checks passed" in said
+    code, said = attsvm("report", out, own, "--out", page, "--figures", tmp_path / "figures")
+    assert code == 0, said
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"own-squares.pdf", "own-squares.svg"}
+    text = page.read_text()
+    assert "<strong>Claim:</strong>" in text
+    assert 'data-label="claim"' in text
+    assert "paper" not in text.lower()
+    assert "&lt;b&gt;here&lt;/b&gt;" in text
+    code, said = attsvm("report", out, "--out", page)
+    assert (code, "name the file of own-squares" in said) == (1, True)
+    own.write_text(OWN.replace("BOUND = 100", "BOUND = 10"))
+    code, said = attsvm("reproduce", own, "--out", out, "--quiet", "--workers", 0)
+    assert code == INCOMPLETE
+    assert "1 of 1 checks failed: the largest square" in said
+
+
+def test_jobs_of_an_own_experiment(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["reproduce", own, "--quick", "--out", tmp_path / "runs", "--quiet", "--jobs", tmp_path / "jobs"]
+    assert attsvm(*command)[0] == INCOMPLETE
+    with pytest.raises(AttsvmError, match="unknown to the catalog and to --experiment"):
+        work(tmp_path / "jobs", {})
+    monkeypatch.setattr(sys, "argv", ["jobs", str(tmp_path / "jobs"), "--experiment", str(own)])
+    main()
+    assert attsvm(*command)[0] == 0
+
+
+def test_the_template_runs_and_makes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = attsvm("new-experiment", "my-rate")
+    assert (code, "attsvm reproduce ./my_rate.py --quick" in said) == (0, True)
+    code, said = attsvm("reproduce", "./my_rate.py", "--quick", "--quiet", "--workers", 0)
+    assert code == 0, said
+    code, said = attsvm("report", "runs", "my_rate.py")
+    assert code == 0, said
+    for name, out, words in (
+        ("my-rate", None, "is there already"),
+        ("My Rate", None, "lower-case letters"),
+        ("../x", None, "lower-case letters"),
+        ("other", "other.txt", "must end in .py"),
+    ):
+        code, said = attsvm("new-experiment", name, *(["--out", out] if out else []))
+        assert (code, words in said) == (1, True), said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my_rate.py", "report.html", "runs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 / 0", "line 1 cannot be run: ZeroDivisionError"),
+        ("def", "cannot be run: SyntaxError"),
+        ("x = 3", "must define an experiment"),
+        (OWN.replace("own-squares", "svm-fig7"), "the id svm-fig7 is taken"),
+        (OWN.replace("own-squares", "a/b"), "id must be letters"),
+        (OWN.replace("batch=2", "batch=0"), "batch must be a whole number at least 1"),
+    ],
+)
+def test_files_that_are_no_experiment(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    code, said = attsvm("reproduce", tmp_path / "mine.py", "--out", tmp_path / "runs")
+    assert (code, words in said) == (1, True), said
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
+    assert attsvm("reproduce", tmp_path / "none.py")[1].endswith("it is not a file.")
+
+
+def test_an_experiment_of_a_notebook_runs_in_its_process(tmp_path: Path) -> None:
+    experiment = Experiment(
+        id="local",
+        title="",
+        statement="",
+        grid={},
+        run=lambda params, trials, device: {"x": np.array(trials)},
+        figure=lambda rows: None,  # type: ignore[arg-type,return-value]
+        checks=lambda rows: [Check("three", "", str(len(rows)), len(rows) == 3)],
+        trials=3,
+        quick=1,
+        batch=5,
+    )
+    assert isinstance(run(experiment, tmp_path).rows, Rows)
+    with pytest.raises(AttsvmError, match="put the experiment into a file"):
+        run(experiment, tmp_path, workers=1)
+    with pytest.raises(AttsvmError, match="must be an attsvm"):
+        run("svm-fig7", tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_run_that_fails_at_once_leaves_nothing(own: Path, tmp_path: Path) -> None:
+    own.write_text(
+        OWN.replace("    return {", "    from attsvm import AttsvmError\n    raise AttsvmError('no')\n    return {")
+    )
+    (experiment,) = load_experiments(own)
+    with pytest.raises(AttsvmError, match="no"):
+        run(experiment, tmp_path / "deep" / "runs")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_the_page_of_own_and_papers_experiments(own: Path, tmp_path: Path) -> None:
+    from attsvm.experiments import CATALOG
+
+    out = tmp_path / "runs"
+    (experiment,) = load_experiments(own)
+    run(experiment, out, quick=True)
+    run(CATALOG["md-fig2"], out, quick=True)
+    sections = gather(out, [experiment])
+    write_report(sections, out, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert [section.experiment.id for section in sections] == ["md-fig2", "own-squares"]
+    assert "<strong>The paper:</strong>" in text
+    assert "<strong>Claim:</strong>" in text
+    assert write_template("abc", tmp_path / "abc.py").is_file()

@@ -1,0 +1,115 @@
+"""Reports, one-shot pruning and files of sparse models."""
+
+import pytest
+import torch
+import torch.nn.utils.prune as torch_prune
+from torch import nn
+
+from attsvm.errors import AttsvmError
+from attsvm.models import GPT
+from attsvm.optim import export, load_export, prune, sparsity_report
+
+
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(vocabulary=50, length=16, width=32, layers=2, heads=4)
+
+
+def matrices(model: GPT) -> list[torch.Tensor]:
+    return [getattr(block, name).weight for block in model.blocks for name in ("qkv", "out", "expand", "contract")]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_the_smallest_entries_of_the_matrices_go(share, scope):
+    model, before = gpt(), matrices(gpt())
+    masks = prune(model, share, scope=scope)
+    zeros = torch.cat([w.flatten() for w in matrices(model)]) == 0
+    assert zeros.double().mean() == pytest.approx(share, abs=1e-3)
+    assert len(masks) == 8
+    assert (model.words.weight != 0).all()
+    for w, old in zip(matrices(model), before):
+        assert torch.equal(w[w != 0], old[w != 0])
+        if scope == "layer":
+            assert (w == 0).double().mean() == pytest.approx(share, abs=1e-3)
+    if share:
+        flat = torch.cat([w.flatten().abs() for w in before])
+        if scope == "global":
+            assert flat[zeros].max() <= flat[~zeros].min()
+
+
+def test_inputs_weigh_the_entries_of_a_row():
+    model = nn.Sequential(nn.Linear(4, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 3))
+    x = torch.tensor([[40.0, 1.0, 1.0, 1.0]])
+    prune(model, 0.5, inputs=[x, x])
+    assert model[0].weight.tolist() == [[1.0, 0.0, 0.0, 4.0]] * 3  # 40, 2, 3, 4
+    with pytest.raises(AttsvmError, match="at least one batch"):
+        prune(model, 0.5, inputs=[])
+
+
+def test_masks_of_torch_keep_zeros_in_a_further_training():
+    model = gpt()
+    prune(model, 0.8, keep_masks=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randint(50, (2, 16))).square().mean().backward()
+    optimizer.step()
+    used = [getattr(block, name) for block in model.blocks for name in ("qkv", "out", "expand", "contract")]
+    model(torch.randint(50, (2, 16)))
+    assert torch.cat([module.weight.flatten() for module in used]).eq(0).double().mean() == pytest.approx(0.8, abs=1e-3)
+    assert torch_prune.is_pruned(model)
+
+
+def test_the_report_counts_zeros_spread_and_cost():
+    model = gpt()
+    with torch.no_grad():
+        model.blocks[0].qkv.weight.view(3, 4, 8, 32)[:, 2] = 0
+        model.blocks[1].out.weight.fill_(1.0)
+    report = sparsity_report(model, heads=4, further=0.25)
+    rows = {row.name: row for row in report.rows}
+    assert rows["blocks.0.qkv.weight"].heads == (0, 0, 1, 0)
+    assert rows["blocks.0.qkv.weight"].zeros == 0.25
+    assert rows["blocks.1.out.weight"].gini == pytest.approx(0, abs=1e-12)
+    assert rows["blocks.1.out.weight"].cut == pytest.approx(0.5)  # a quarter of equal entries
+    flat = torch.cat([w.flatten() for w in matrices(model)])
+    assert report.zeros == (flat == 0).double().mean()
+    # Gini by its definition, the mean difference of pairs over twice the mean.
+    x = model.blocks[0].out.weight.detach().abs().flatten().double()
+    gini = (x[:, None] - x[None]).abs().mean() / (2 * x.mean())
+    assert rows["blocks.0.out.weight"].gini == pytest.approx(gini.item())
+    assert "all: " in str(report)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_files_hold_every_weight(tmp_path, compressed, dtype):
+    model = gpt().to(dtype)
+    prune(model, 0.95)
+    size = export(model, tmp_path / "model.safetensors", compressed=compressed)
+    found = load_export(tmp_path / "model.safetensors")
+    state = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], value) and found[name].dtype == dtype for name, value in state.items())
+    dense = sum(value.numel() * value.element_size() for value in state.values())
+    pruned = sum(w.numel() for w in matrices(model))
+    if compressed:  # a bit for each entry, and the entries that are left
+        assert size < dense - pruned * dtype.itemsize * 0.95 + pruned / 8 + 4000
+    else:
+        assert size >= dense
+
+
+def test_masked_weights_are_written_as_they_are_used(tmp_path):
+    model = gpt()
+    prune(model, 0.5, keep_masks=True)
+    export(model, tmp_path / "model.safetensors")
+    plain = gpt()
+    plain.load_state_dict(load_export(tmp_path / "model.safetensors"))
+    tokens = torch.randint(50, (2, 16))
+    torch.testing.assert_close(plain(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("options", [{"sparsity": 1.0}, {"sparsity": 0.5, "scope": "row"}])
+def test_options_are_checked(options):
+    with pytest.raises(AttsvmError, match="must be"):
+        prune(gpt(), **options)

@@ -1,0 +1,232 @@
+"""Exact zeros: masks, soft thresholds, and weights that others edit."""
+
+import copy
+
+import pytest
+import torch
+from small_task import DEVICES, MAKERS, fit, network, same
+from torch import Tensor, nn
+
+from attsvm.errors import AttsvmError
+from attsvm.optim import MirrorAdam, MirrorDescent
+
+FORMS = [
+    *[("cpu", {"foreach": foreach}) for foreach in (True, False)],
+    *([("cuda", {"fused": True})] if "cuda" in DEVICES else []),
+]
+forms = pytest.mark.parametrize(("device", "form"), FORMS)
+
+
+def gradients(steps: int, size: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) for _ in range(steps)]
+
+
+def pruned_entries(optimizer: torch.optim.Optimizer, w: Tensor, mask: Tensor) -> Tensor:
+    values = [w.detach(), *(v for name, v in optimizer.state[w].items() if name != "mask" and v.shape == w.shape)]
+    return torch.cat([value[~mask] for value in values])
+
+
+@pytest.mark.parametrize("name", ["descent", "adam"])
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@forms
+def test_pruned_entries_are_exact_zeros_and_others_do_not_notice(name, p, dtype, device, form):
+    make, size = MAKERS[name], 6000
+    masked, free = (nn.Parameter((0.1 * gradients(1, size)[0]).to(device, dtype)) for _ in range(2))
+    optimizer, other = make([masked], p=p, **form), make([free], p=p, **form)
+    mask = (torch.arange(size) % 3 > 0).to(device)
+    for step, grad in enumerate(gradients(6, size, seed=1)):
+        if step == 2:
+            optimizer.set_mask(masked, mask)
+        grad = torch.where((torch.arange(size) == 0) & (step > 2), torch.nan, grad)  # also nan is kept out
+        for w, o in ((masked, optimizer), (free, other)):
+            w.grad = grad.to(device, dtype)
+            o.step()
+        if step >= 2:
+            assert not pruned_entries(optimizer, masked, mask).any()
+            assert torch.equal(masked[mask], free[mask])
+
+
+@pytest.mark.parametrize("name", ["descent", "adam"])
+def test_a_masked_training_resumes_bit_for_bit(name, tmp_path):
+    def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = network()
+        return model, MAKERS[name](model.parameters())
+
+    model, optimizer = start()
+    fit(model, optimizer, range(3))
+    weight = model[0].weight
+    optimizer.set_mask(weight, weight.abs() > weight.abs().median())
+    fit(model, optimizer, range(3, 6))
+    torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "saved")
+    fit(model, optimizer, range(6, 12))
+
+    resumed, again = start()
+    weights, state = torch.load(tmp_path / "saved", weights_only=True)
+    resumed.load_state_dict(weights)
+    again.load_state_dict(state)
+    fit(resumed, again, range(6, 12))
+    assert same(model, resumed)
+    assert again.state[resumed[0].weight]["mask"].dtype == torch.bool
+    assert (resumed[0].weight == 0).float().mean() == 0.5
+
+
+def test_masks_are_of_the_parameters_shape_and_can_be_taken_away():
+    w = nn.Parameter(torch.ones(4))
+    optimizer = MirrorAdam([w], p=2)
+    with pytest.raises(AttsvmError, match="shape"):
+        optimizer.set_mask(w, torch.ones(3))
+    with pytest.raises(AttsvmError, match="no parameter"):
+        optimizer.set_mask(torch.ones(4), torch.ones(4))
+    optimizer.set_mask(w, torch.tensor([1, 0, 1, 0]))
+    assert w.tolist() == [1, 0, 1, 0]
+    optimizer.set_mask(w, None)
+    w.grad = torch.ones(4)
+    optimizer.step()
+    assert (w != 0).all()
+
+
+def proximal_adamw(w: Tensor, grads: list[Tensor], lr: float, l1: float, weight_decay: float) -> Tensor:
+    """An independent one, in float64."""
+    w, m, v = w.double(), torch.zeros(w.shape).double(), torch.zeros(w.shape).double()
+    for t, grad in enumerate(grads, start=1):
+        g = grad.double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        w = w - lr * weight_decay * w - lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+        w = w.sign() * (w.abs() - lr * l1).clamp(min=0)
+    return w
+
+
+@pytest.mark.parametrize("of", ["mirror", "weight"])
+@forms
+def test_p_2_with_l1_is_proximal_adamw(of, device, form):
+    start, grads = 0.1 * gradients(1, 5000)[0], gradients(100, 5000, seed=2)
+    exact = proximal_adamw(start, grads, 1e-3, 0.4, 0.01)
+    w = nn.Parameter(start.to(device))
+    optimizer = MirrorAdam([w], lr=1e-3, p=2, weight_decay=0.01, l1=0.4, l1_of=of, **form)
+    for grad in grads:
+        w.grad = grad.to(device)
+        optimizer.step()
+    found = w.detach().cpu().double()
+    assert (found - exact).norm() < 1e-6 * exact.norm()
+    assert 0.001 < (exact == 0).double().mean() < 0.9
+    assert ((found == 0) != (exact == 0)).double().mean() < 1e-3  # where it ends next to the threshold
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 3])
+@forms
+def test_l1_of_the_mirror_is_the_composite_mirror_step(p, device, form):
+    # argmin ⟨g, w⟩ + μ‖w‖₁ + D_ψ(w, w_k)/η satisfies 0 ∈ g + μ∂‖w‖₁ + (θ − θ_k)/η
+    lr, mu, size = 1.5, 0.7, 6000
+    before = gradients(1, size)[0].double()
+    w = nn.Parameter(before.float().to(device))
+    w.grad = gradients(1, size, seed=3)[0].to(device)
+    MirrorDescent([w], lr=lr, p=p, l1=mu, **form).step()
+    after = w.detach().cpu().double()
+    theta = [x.sign() * x.abs() ** (p - 1) for x in (before, after)]
+    slope = w.grad.cpu().double() + (theta[1] - theta[0]) / lr
+    zero = after == 0
+    assert 0.05 < zero.double().mean() < 0.95
+    assert (slope[zero].abs() <= mu + 1e-5).all()
+    torch.testing.assert_close(slope[~zero], -mu * after[~zero].sign(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 3])
+@forms
+def test_l1_of_the_weight_is_its_soft_threshold(p, device, form):
+    start, grads = 0.1 * gradients(1, 6000)[0], gradients(1, 6000, seed=4)
+    plain, sparse = (nn.Parameter(start.to(device, copy=True)) for _ in range(2))
+    optimizer = MirrorAdam([sparse], lr=1e-2, p=p, l1=3.0, l1_of="weight", **form)
+    for w, o in ((plain, MirrorAdam([plain], lr=1e-2, p=p, **form)), (sparse, optimizer)):
+        w.grad = grads[0].to(device)
+        o.step()
+    expected = torch.nn.functional.softshrink(plain.detach().double(), 3e-2)
+    torch.testing.assert_close(sparse.detach().double(), expected, rtol=2e-5, atol=1e-7)
+    theta = optimizer.state[sparse]["mirror"].double()
+    torch.testing.assert_close(theta, expected.sign() * expected.abs() ** (p - 1), rtol=1e-4, atol=1e-6)
+    assert 0.01 < (sparse == 0).double().mean() < 0.9
+
+
+@pytest.mark.parametrize("options", [{"l1": -1.0}, {"l1": float("nan")}, {"l1_of": "theta"}])
+def test_l1_is_checked(options):
+    with pytest.raises(AttsvmError, match="l1"):
+        MirrorAdam([nn.Parameter(torch.ones(2))], **options)
+
+
+def edit(w: Tensor) -> None:
+    w.mul_((torch.arange(w.numel(), device=w.device).view(w.shape) % 2).to(w.dtype))
+
+
+@pytest.mark.parametrize("size", [10, 5000, 5001])  # of which a copy, or sums, are kept
+@pytest.mark.parametrize("name", ["descent", "adam"])
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@forms
+def test_weights_edited_through_data_stay_edited(name, p, dtype, size, device, form):
+    # as those edited in a way that the version counter sees
+    results = []
+    for data in (False, True):
+        w = nn.Parameter((0.1 * gradients(1, size)[0]).to(device, dtype))
+        optimizer = MAKERS[name]([w], p=p, **form)
+        for step, grad in enumerate(gradients(4, size, seed=5)):
+            w.grad = grad.to(device, dtype)
+            if step == 2:
+                with torch.no_grad():
+                    edit(w.data if data else w)
+            optimizer.step()
+        results.append(w.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("adam", [False, True])
+def test_edits_hold_in_a_compiled_step(adam):
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        w = nn.Parameter(0.1 * gradients(1, 300)[0])
+        optimizer = (MirrorAdam if adam else MirrorDescent)([w], lr=torch.tensor(1e-3), p=1.5)
+        step = torch.compile(optimizer.step) if compiled else optimizer.step
+        for k, grad in enumerate(gradients(4, 300, seed=6)):
+            w.grad = grad
+            if k == 3:
+                edit(w.data)
+            step()
+        results.append(w.detach().clone())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda w: w[torch.randperm(len(w))],
+        lambda w: w[:, torch.randperm(w.shape[1])],
+        lambda w: -w,
+        lambda w: torch.where(torch.arange(w.numel()).view(w.shape) == 777, 0, w),
+        lambda w: torch.where(w == w.flatten()[-1], 0, w),
+    ],
+    ids=["rows", "columns", "signs", "one entry", "the last entry"],
+)
+@pytest.mark.parametrize("shape", [(64, 96), (129, 131), (30, 40)])
+def test_every_kind_of_edit_is_noticed(edit, shape):
+    from attsvm.optim._edits import signature, unchanged
+
+    torch.manual_seed(0)
+    w = torch.randn(shape)
+    before = signature(w)
+    assert unchanged(w, before)
+    assert unchanged(w.t().contiguous().t(), before)
+    assert not unchanged(edit(w), before)
+
+
+def test_an_optimizer_with_masks_can_be_copied():
+    model = network()
+    optimizer = MAKERS["adam"](model.parameters())
+    fit(model, optimizer, range(2))
+    optimizer.set_mask(model[0].weight, torch.zeros(16, 8))
+    twin, copied = copy.deepcopy((model, optimizer))
+    for m, o in ((model, optimizer), (twin, copied)):
+        fit(m, o, range(2, 4))
+    assert same(model, twin)
+    assert not twin[0].weight.any()

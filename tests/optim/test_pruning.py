@@ -1,0 +1,204 @@
+"""Gradual pruning: what is 0, when, and that a stopped training goes on with the same bits."""
+
+import pytest
+import torch
+from small_task import batch, loss_of, network, same
+from torch import nn
+
+from attsvm.errors import AttsvmError
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
+from attsvm.optim._pruning import smallest
+
+STEPS = 40
+OPTIMIZERS = {
+    "MirrorAdam": lambda groups: MirrorAdam(groups, lr=1e-2),
+    "MirrorDescent": lambda groups: MirrorDescent(groups, lr=1e-2, momentum=0.9, normalize="tensor"),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "AdamW foreach": lambda groups: torch.optim.AdamW(groups, lr=1e-2, foreach=True),
+    "SGD": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9),
+    "Muon": lambda groups: torch.optim.Muon([g for g in groups if g["name"] == "matrices"], lr=1e-2),
+}
+with_all = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def start(make, **options) -> tuple[nn.Sequential, torch.optim.Optimizer, GradualPruning]:
+    model = network()
+    optimizer = make(param_groups(model, 1.5))
+    settings = {"sparsity": 0.8, "total_steps": STEPS, "every": 3, **options}
+    return model, optimizer, GradualPruning(optimizer, **settings)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: GradualPruning, steps: range) -> None:
+    for step in steps:
+        model.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        pruning.step()
+
+
+def zeros(model: nn.Sequential) -> float:
+    weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])
+    return (weights == 0).double().mean().item()
+
+
+@with_all
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_zeros_follow_the_schedule_and_are_exact_in_every_state(make, scope):
+    model, optimizer, pruning = start(make, scope=scope)
+    for step in range(STEPS):
+        train(model, optimizer, pruning, range(step, step + 1))
+        last = max((k for k in range(8, min(step + 1, 30) + 1) if (k - 8) % 3 == 0 or k == 30), default=0)
+        t = (last - 8) / 22
+        expected = 0.8 * (1 - (1 - t) ** 3) if last else 0.0
+        assert zeros(model) == pytest.approx(expected, abs=1.5 / 160)  # whole entries of two matrices, 128 and 32
+        for w, mask in pruning.masks().items():
+            states = [v for k, v in optimizer.state[w].items() if k != "mask" and v.shape == w.shape]
+            assert states
+            assert not any(v[~mask].any() for v in (w.detach(), *states))
+    assert pruning.achieved() == zeros(model) == pytest.approx(0.8, abs=1 / 160)
+    assert not (model[0].bias == 0).any()
+
+
+@with_all
+@pytest.mark.parametrize("regrow", [0.0, 0.3])
+@pytest.mark.parametrize("at", [5, 20])
+def test_a_stopped_training_goes_on_bit_for_bit(make, at, regrow, tmp_path):
+    model, optimizer, pruning = start(make, regrow=regrow)
+    train(model, optimizer, pruning, range(at))
+    torch.save([x.state_dict() for x in (model, optimizer, pruning)], tmp_path / "saved")
+    train(model, optimizer, pruning, range(at, STEPS))
+
+    parts = start(make, regrow=regrow)
+    for part, state in zip(parts, torch.load(tmp_path / "saved", weights_only=True)):
+        part.load_state_dict(state)
+    train(*parts, range(at, STEPS))
+    assert same(model, parts[0])
+    assert all(torch.equal(a, b) for a, b in zip(pruning.masks().values(), parts[2].masks().values(), strict=True))
+
+
+@with_all
+def test_two_of_four_neighbours_are_zero(make):
+    model, optimizer, pruning = start(make, sparsity=0.5, structure="2:4")
+    train(model, optimizer, pruning, range(STEPS))
+    for layer in (model[0], model[2]):
+        assert ((layer.weight.unflatten(1, (-1, 4)) == 0).sum(-1) == 2).all()
+
+
+def test_rows_go_as_a_whole():
+    model, optimizer, pruning = start(OPTIMIZERS["MirrorAdam"], sparsity=0.5, structure="row", scope="layer")
+    train(model, optimizer, pruning, range(STEPS))
+    for layer, count in ((model[0], 8), (model[2], 1)):
+        gone = (layer.weight == 0).all(1)
+        assert gone.sum() == count
+        assert (layer.weight[~gone] != 0).all()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_heads_go_as_a_whole(packed):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, kdim=None if packed else 16, vdim=None if packed else 16)
+    if not packed:
+        model = nn.ModuleDict({name: nn.Linear(16, 16) for name in ("q_proj", "k_proj", "v_proj", "out")})
+    optimizer = MirrorAdam(param_groups(model))
+    pruning = GradualPruning(optimizer, 0.5, 10, start=0.1, end=0.5, every=1, structure="head", heads=4)
+    for _ in range(10):
+        for param in model.parameters():
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+        pruning.step()
+    matrices = [model.in_proj_weight] if packed else [model[n].weight for n in ("q_proj", "k_proj", "v_proj")]
+    gone = torch.cat([m.view(-1, 4, 4, 16) for m in matrices]).eq(0).all((2, 3))
+    assert (gone == gone[:1]).all()  # the same heads of queries, keys and values
+    assert gone[0].sum() == 2
+    out = model.out_proj.weight if packed else model["out"].weight
+    assert (out != 0).all()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "MirrorAdam"])
+def test_rigl_exchanges_weights_at_a_constant_share(name):
+    model, optimizer, pruning = start(OPTIMIZERS[name], initial=0.8, start=0.0, regrow=0.5)
+    assert zeros(model) == pytest.approx(0.8, abs=1 / 160)
+    before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
+    train(model, optimizer, pruning, range(STEPS))
+    changed = sum(int((mask & ~before[id(w)]).sum()) for w, mask in pruning.masks().items())
+    kept = sum(int(mask.sum()) for mask in pruning.masks().values())
+    assert kept == pytest.approx(0.2 * 160, abs=1)
+    assert changed > 2
+
+
+def test_grown_weights_have_the_largest_gradients():
+    model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.8, start=0.0, end=1.0, regrow=0.2, every=5)
+    train(model, optimizer, pruning, range(4))
+    before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
+    train(model, optimizer, pruning, range(4, 5))
+    free = torch.cat([w.grad.abs()[~before[id(w)]] for w in pruning.params])
+    grown = torch.cat([mask[~before[id(w)]] for w, mask in pruning.masks().items()])
+    assert grown.any()
+    assert free[grown].min() >= free[~grown].max()
+
+
+def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
+    torch.manual_seed(0)
+    scores = [torch.randint(20, (7, 11)).float(), torch.randint(20, (53,)).float()]
+    for share in (0.0, 0.1, 0.5, 0.77, 1.0):
+        marks = torch.cat([m.flatten() for m in smallest(scores, [1, 1], share)])
+        flat = torch.cat([s.flatten() for s in scores])
+        assert marks.sum() == round(share * 130)
+        if marks.any() and not marks.all():
+            assert flat[marks].max() <= flat[~marks].min()
+    nan = torch.tensor([torch.nan, 3.0, 1.0, torch.inf])
+    assert smallest([nan], [1], 0.5)[0].tolist() == [False, True, True, False]
+    assert smallest([nan], [1], 1.0)[0].tolist() == [False, True, True, False]
+    rows = smallest([torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0])], [10, 5], 0.5)
+    assert [m.tolist() for m in rows] == [[True, False], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"sparsity": 1.0}, "sparsity"),
+        ({"total_steps": 0}, "total_steps"),
+        ({"every": 1.5}, "every"),
+        ({"start": 0.9, "end": 0.2}, "start and end"),
+        ({"scope": "all"}, "scope"),
+        ({"structure": "column"}, "structure"),
+        ({"structure": "2:4"}, "0.5"),
+        ({"structure": "head"}, "heads"),
+        ({"structure": "row", "regrow": 0.1}, "regrow"),
+        ({"params": [torch.ones(2, 2)]}, "not in the optimizer"),
+    ],
+)
+def test_options_are_checked(options, what):
+    with pytest.raises(AttsvmError, match=what):
+        start(OPTIMIZERS["AdamW"], **options)
+
+
+def test_without_named_groups_it_asks_what_to_prune():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(AttsvmError, match="param_groups"):
+        GradualPruning(optimizer, 0.9, 100)
+    pruning = GradualPruning(optimizer, 0.9, 100, params=[model[0].weight])
+    assert pruning.params == [model[0].weight]
+
+
+def test_regrowth_without_gradients_says_so():
+    _, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.5, start=0.0, regrow=0.1, every=1)
+    optimizer.zero_grad()
+    with pytest.raises(AttsvmError, match="zero_grad"):
+        pruning.step()
+
+
+def test_accumulated_gradients_change_nothing():
+    whole, parts = start(OPTIMIZERS["MirrorAdam"]), start(OPTIMIZERS["MirrorAdam"])
+    for step in range(STEPS):
+        X, y = batch(step)
+        for (model, optimizer, pruning), pieces in ((whole, 1), (parts, 2)):
+            model.zero_grad()
+            for Xs, ys in zip(X.chunk(pieces), y.chunk(pieces)):
+                (nn.functional.cross_entropy(model(Xs), ys) / pieces).backward()
+            optimizer.step()
+            pruning.step()
+    for a, b in zip(whole[0].parameters(), parts[0].parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert zeros(whole[0]) == zeros(parts[0])

@@ -1,0 +1,127 @@
+"""A counter-example is found from nothing, is small, and obeys what it claims; a true conjecture has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attsvm
+from attsvm import AttsvmError, TokenData, Trajectory, att_svm, solve
+from attsvm.diagnostics import assumption_b2, is_locally_optimal, lipschitz_constant
+from attsvm.search import Descent, counterexample, falsify
+from attsvm.search._shrink import Instance, shrink
+
+
+def step_size(data: TokenData) -> torch.Tensor:
+    return 0.999 / lipschitz_constant(data, "correlation")
+
+
+def separable_equal_scores(data: TokenData) -> torch.Tensor:
+    return assumption_b2(data).holds & solve(att_svm(data)).solved
+
+
+def optimal_lead(run: Trajectory) -> torch.Tensor:
+    """By how much the optimal tokens lead; positive too where wrong ones lead that are not locally optimal."""
+    data, opt = run.data, run.data.optimal_tokens()[..., None]
+    logits = data.logits(run.W)
+    lead = (logits.gather(-1, opt)[..., 0] - logits.scatter(-1, opt, -torch.inf).amax(-1)).amin((1, 2))
+    final = is_locally_optimal(data, run.tokens, solve(att_svm(data, run.tokens), tol=1e-10))
+    return torch.where(final, lead, lead.abs())
+
+
+def test_theorem_4_is_refuted_from_scratch() -> None:
+    descent = Descent(100, step_size, "correlation")
+    found = falsify(optimal_lead, separable_equal_scores, descent, n=2, batch=256, rounds=20, entries=3)
+    assert found is not None
+    data = found.data
+    assert (data.n, data.T) == (2, 2)  # for one sequence the theorem is true
+    assert data.X.equal(data.X.round())
+    assert separable_equal_scores(data).all()
+    assert found.confirmed[1] <= found.confirmed[0] < 0
+    assert found.digits == 50
+    assert found.confirmed[1] == pytest.approx(found.slack, rel=1e-6)
+    # The descent, once more and longer, by train itself.
+    lr = step_size(data).item()
+    run = attsvm.train(data, steps=3200, lr=lr, normalize=False, loss="correlation", record=(), compile=False)
+    assert optimal_lead(run).item() < found.confirmed[0]
+    assert "Counterexample(X=" in repr(found)
+
+
+def test_a_true_theorem_is_not_refuted() -> None:
+    descent = Descent(100, step_size, "correlation")
+    assert falsify(optimal_lead, separable_equal_scores, descent, n=1, T=3, batch=64, rounds=3) is None
+    assert falsify(optimal_lead, separable_equal_scores, descent, n=2, batch=64, seconds=0) is None
+
+
+def test_scaled_queries_are_step_sizes() -> None:
+    data = attsvm.sphere(2, 3, 4, trials=3, seed=0)
+    sizes = torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64)
+    for geometry, normalize in (("l2", False), ("l3", False), ("l2", True), ("l1.5", True)):
+        run = Descent(20, lambda data: sizes, "logistic", geometry, normalize).run(data)
+        for b, lr in enumerate(sizes.tolist()):
+            one = attsvm.train(data[b], geometry, steps=20, lr=lr, normalize=normalize, record=(), compile=False)
+            torch.testing.assert_close(run.data[b].logits(run.W[b]), data[b].logits(one.W), rtol=1e-8, atol=1e-10)
+
+
+def test_many_digits_agree_with_train_in_other_geometries() -> None:
+    data = attsvm.sphere(1, 3, 2, seed=0)
+    for geometry, normalize in (("l3", False), ("l1.5", True)):
+        descent = Descent(10, 0.3, "logistic", geometry, normalize)
+        (run, decided), (later, _) = descent.replay(data, 50)
+        one = attsvm.train(data, geometry, steps=10, lr=0.3, normalize=normalize, record=(), compile=False)
+        torch.testing.assert_close(run.W, one.W, rtol=1e-10, atol=1e-14)
+        assert decided
+        assert run.tokens.equal(one.tokens)
+        followed = descent.follow(one)
+        torch.testing.assert_close(later.data.logits(later.W), followed.data.logits(followed.W), rtol=1e-6, atol=1e-8)
+
+
+def test_shrinking_ends_at_a_simplest_violation() -> None:
+    """Violation: an entry of X is above 6 in absolute value. One is enough."""
+    generator = torch.Generator().manual_seed(0)
+    start = Instance.draw(1, 3, 3, 2, 1, ("X", "v"), 9, generator)
+
+    def heavy(x: Instance) -> torch.Tensor:
+        return x.X.flatten(1).abs().amax(1) > 6
+
+    small = shrink(start, heavy)
+    assert small.X.shape == (1, 1, 2, 1)
+    assert sorted(small.X.flatten().tolist()) == [0, 7]
+    assert (small.v == 0).all()
+    assert heavy(small).all()
+
+
+def test_numbers_are_rounded_to_small_integers() -> None:
+    """Violation: the first token's entries are 2 : 3 to a hundredth. Rounding must keep that."""
+    generator = torch.Generator().manual_seed(1)
+    start = Instance.draw(1, 1, 2, 2, 1, ("X", "v"), 0, generator)
+    start.X[0, 0, 0] = torch.tensor([0.2, 0.3])
+
+    def ratio(x: Instance) -> torch.Tensor:
+        a, b = x.X[:, 0, 0, 0], x.X[:, 0, 0, -1]
+        return ((a / b - 2 / 3).abs() < 0.01) & (b != 0)
+
+    small = shrink(start, ratio)
+    assert small.X[0, 0, 0].tolist() in ([2, 3], [4, 6])
+    assert (small.X[0, 0, 1] == 0).all()
+
+
+def test_a_violation_that_passes_is_none() -> None:
+    """Token differences on which the wrong token leads for 10,000 steps, and the right one for ever after; and the
+    counter-example of Theorem 6, where it never does."""
+    X = torch.zeros(1, 3, 2, 3).double()
+    X[0, :, 0] = torch.tensor([[5.0, 0, 8], [2, 3, 0], [-3, -3, 2]])
+    passing = TokenData.cross(X, torch.ones(1, 3, 1).double(), head=torch.tensor([[1.0, 1, 4]]).double())
+    descent = Descent(400, step_size, "correlation")
+    for data, lasts in ((passing, False), (counterexample(6), True)):
+        run = descent.run(data)
+        assert optimal_lead(run).item() < 0
+        assert (optimal_lead(descent.follow(run)).item() < 0) is lasts
+
+
+def test_bad_input_is_refused() -> None:
+    descent = Descent(10)
+    with pytest.raises(AttsvmError, match="free must name"):
+        falsify(optimal_lead, separable_equal_scores, descent, n=2, free=("W",))
+    with pytest.raises(AttsvmError, match="ℓp norm"):
+        Descent(10, geometry="nuclear").run(attsvm.sphere(1, 2, 2))
