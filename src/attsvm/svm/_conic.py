@@ -223,8 +223,8 @@ def _start(problem: _Problem, y: Tensor, X: Tensor, x: Tensor, eta: Tensor | Non
         x=x,
         slack=slack,
         eta=torch.zeros_like(problem.e) if eta is None else eta,
-        L_X=cholesky_ex(X)[0],
-        L_S=cholesky_ex(S)[0],
+        L_X=_cholesky(X)[0],
+        L_S=_cholesky(S)[0],
         failed=torch.zeros(len(y), dtype=torch.bool, device=y.device),
     )
 
@@ -241,6 +241,44 @@ def _answer(blocks: Blocks, problem: _Problem, state: _State) -> tuple[Tensor, T
             lam = _matched(problem, lam, -2 * state.X[:, :, :k, k:])
         return problem.off(state.y), lam
     return -2 * state.X[:, :, :k, k:], state.y[:, :-1]
+
+
+# Blocks of one entry have 2 × 2 cones: what the libraries do one by one for those is written out for all of them.
+
+
+def _mm(A: Tensor, B: Tensor) -> Tensor:
+    """A @ B for square matrices."""
+    if A.shape[-1] != 2:
+        return A @ B
+    return A[..., :, :1] * B[..., :1, :] + A[..., :, 1:] * B[..., 1:, :]
+
+
+def _cholesky(S: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of every S (B, G, p, p), and whether any of an instance does not exist (B,)."""
+    if S.shape[-1] != 2:
+        L, info = cholesky_ex(S)
+        return L, (info != 0).any(1)
+    a, b, c = S[..., 0, 0], S[..., 1, 0], S[..., 1, 1]
+    root = a.sqrt()
+    side = b / root
+    square = c - side * side
+    L = torch.stack((root, torch.zeros_like(a), side, square.sqrt()), -1).reshape(S.shape)
+    return L, ~((a > 0) & (square > 0)).all(1)
+
+
+def _inverse_of_factor(L: Tensor) -> Tensor:
+    if L.shape[-1] != 2:
+        return solve_triangular(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device), upper=False)
+    a, c = 1 / L[..., 0, 0], 1 / L[..., 1, 1]
+    return torch.stack((a, torch.zeros_like(a), -L[..., 1, 0] * a * c, c), -1).reshape(L.shape)
+
+
+def _lowest(P: Tensor, squarings: int) -> Tensor:
+    """The lowest eigenvalue of each P, or a little less, (B, G)."""
+    if P.shape[-1] != 2:
+        return lowest_eigenvalue(P, squarings)
+    half, off = (P[..., 0, 0] - P[..., 1, 1]) / 2, (P[..., 0, 1] + P[..., 1, 0]) / 2
+    return (P[..., 0, 0] + P[..., 1, 1]) / 2 - torch.hypot(half, off)
 
 
 def _matched(problem: _Problem, lam: Tensor, U: Tensor) -> Tensor:
@@ -278,10 +316,9 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     G, k, h = problem.shape
     p, there = k + h, problem.there
     X, S, x, slack = s.X, s.S, s.x, s.slack
-    eye = torch.eye(p, dtype=X.dtype, device=X.device)
     mu = gap / (G * p + there.sum(1))
-    inverse_X, inverse_S = (solve_triangular(L, eye, upper=False) for L in (s.L_X, s.L_S))
-    Y = inverse_S.mT @ inverse_S
+    inverse_X, inverse_S = (_inverse_of_factor(L) for L in (s.L_X, s.L_S))
+    Y = _mm(inverse_S.mT, inverse_S)
     inverse = torch.where(there, 1 / slack, 0.0)
     theta = x * inverse
     positive = torch.where(there, x, 1.0)
@@ -306,6 +343,8 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     ties += ~problem.equal + 1e-15 * ties.amax(1, keepdim=True) if EME.shape[1] else 0.0
     L_E = cholesky_ex(EME)[0]
     short = problem.e - (s.y[:, None] @ problem.E)[:, 0]
+    near = gap < 1e-4 * (problem.c * s.y).sum(1).abs()
+    refinements = 2 if bool(near.any()) else 0
 
     def a(R: Tensor) -> Tensor:
         """⟨∂_iS, R⟩."""
@@ -313,7 +352,7 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         return problem.tau * traces[:, None] + problem.on(2 * R[..., :k, k:])
 
     def solve(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
-        """dy and η for (H + LΘL')dy − Eη = right, E'dy = short, refined once."""
+        """dy and η for (H + LΘL')dy − Eη = right, E'dy = short, refined near the end."""
 
         def once(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
             right = right + rho * (problem.E @ short[..., None])[..., 0]
@@ -322,7 +361,7 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
             return (y0 + ME @ eta)[..., 0], eta[..., 0] * problem.equal
 
         dy, eta = once(right, short)
-        for _ in range(2):
+        for _ in range(refinements):
             back = right - _times(problem, X, Y, K, theta, dy) + (problem.E @ eta[..., None])[..., 0]
             more, eta_more = once(back, short - (dy[:, None] @ problem.E)[:, 0])
             dy, eta = dy + more, eta + eta_more
@@ -332,14 +371,14 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         """The lengths to the boundary for (X, x) and (S, l)."""
         linear = torch.stack(((dx / positive * there).amin(1), (dl * inverse).amin(1)), 1)
         low = [
-            lowest_eigenvalue(inverse @ d @ inverse.mT, squarings).amin(1)
+            _lowest(_mm(_mm(inverse, d), inverse.mT), squarings).amin(1)
             for inverse, d in ((inverse_X, dX), (inverse_S, dS))
         ]
         return -1.0 / torch.minimum(torch.stack(low, 1), linear).clamp_max(-1e-8)
 
     def rest(dy: Tensor, R: Tensor, r: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dS, dl = _cone(problem, dy, 0.0), (dy[:, None] @ problem.L)[:, 0]
-        return R - X - symmetric(X @ dS @ Y), dS, r - x - theta * dl, dl
+        return R - X - symmetric(_mm(_mm(X, dS), Y)), dS, r - x - theta * dl, dl
 
     dy, _ = solve(-problem.c, short)
     dX, dS, dx, dl = rest(dy, torch.zeros_like(X), torch.zeros_like(x))
@@ -350,7 +389,7 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     target = mu * (left / gap).clamp(1e-5, 1.0) ** 1.5
     fraction = 0.9 + 0.095 * alpha.amin(1, keepdim=True)
 
-    R = target[:, None, None, None] * Y - symmetric(dX @ dS @ Y)
+    R = target[:, None, None, None] * Y - symmetric(_mm(_mm(dX, dS), Y))
     r = (target[:, None] - dx * dl) * inverse
     dy, eta = solve(a(R) + (problem.L @ r[..., None])[..., 0] - problem.c, short)
     dX, dS, dx, dl = rest(dy, R, r)
@@ -360,11 +399,11 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         a0, a1 = alpha[:, :1], alpha[:, 1:]
         y = s.y + a1 * dy
         new_X, new_S = X + a0[..., None, None] * dX, _cone(problem, y)
-        L_X, bad_X = cholesky_ex(new_X)
-        L_S, bad_S = cholesky_ex(new_S)
+        L_X, bad_X = _cholesky(new_X)
+        L_S, bad_S = _cholesky(new_S)
         # Of "max" the slack is a difference of W and ν, of "sum" it is λ itself: follow the unknowns exactly.
         new_slack = (y[:, None] @ problem.L)[:, 0]
-        bad = (bad_X != 0).any(1) | (bad_S != 0).any(1) | ((new_slack <= 0) & there).any(1)
+        bad = bad_X | bad_S | ((new_slack <= 0) & there).any(1)
         new = replace(
             s, y=y, X=new_X, S=new_S, x=x + a0 * dx, slack=new_slack, eta=s.eta + a0 * (eta - s.eta), L_X=L_X, L_S=L_S
         )
@@ -395,8 +434,9 @@ def _matrix(problem: _Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Ten
         view.diagonal(dim1=1, dim2=3).add_(K.permute(0, 2, 3, 1))
         return M, K
     J = problem.J.unflatten(2, (G, k * h))
-    M = M + (J.transpose(1, 2) @ K).transpose(1, 2).flatten(2) @ problem.J.mT
-    XY = X @ Y
+    JK = problem.J * K[:, None, :, 0, 0] if k * h == 1 else (J.transpose(1, 2) @ K).transpose(1, 2).flatten(2)
+    M = M + JK @ problem.J.mT
+    XY = _mm(X, Y)
     g = problem.on(XY[..., :k, k:] + XY[..., k:, :k].mT)
     trace = XY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
     tau = problem.tau
@@ -412,7 +452,7 @@ def _matrix(problem: _Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Ten
 def _times(problem: _Problem, X: Tensor, Y: Tensor, K: Tensor, theta: Tensor, dy: Tensor) -> Tensor:
     """(H + LΘL')dy, without the matrix."""
     k = problem.shape[1]
-    XSY = symmetric(X @ _cone(problem, dy, 0.0) @ Y)
+    XSY = symmetric(_mm(_mm(X, _cone(problem, dy, 0.0)), Y))
     traces = XSY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
     slack = theta * (dy[:, None] @ problem.L)[:, 0]
     return problem.tau * traces[:, None] + problem.on(2 * XSY[..., :k, k:]) + (problem.L @ slack[..., None])[..., 0]

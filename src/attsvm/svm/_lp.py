@@ -198,7 +198,7 @@ def _newton_step(
         base = wide_solver(system, ratio, inverse_of(curvature, x.W_unit, 2 - q))
     elif careful:
         L = _triangle(rows, curvature, x.W_unit, 2 - q, ridge)
-        base = partial(_cholesky_solve, L)
+        base = partial(cholesky_solve, L)
     else:
         if gram is None:
             H = rows.gram(curvature)
@@ -213,7 +213,7 @@ def _newton_step(
         if info.any():
             diagonal += (info > 0)[:, None] * 1e4 * regular
             L, info = torch.linalg.cholesky_ex(H)
-        base = partial(_cholesky_solve, L)
+        base = partial(cholesky_solve, L)
 
     def solve(rhs: Tensor) -> Tensor:
         """H⁻¹ of the columns of rhs."""
@@ -297,7 +297,7 @@ def _triangle(rows: Rows, curvature: Tensor, unit: Tensor, c: float, ridge: Tens
     return torch.linalg.qr(K.mT, mode="r")[1].mT
 
 
-def _cholesky_solve(L: Tensor, rhs: Tensor) -> Tensor:
+def cholesky_solve(L: Tensor, rhs: Tensor) -> Tensor:
     return torch.cholesky_solve(rhs, L)
 
 

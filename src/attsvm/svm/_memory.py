@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Geometry, Lp
+from attsvm.geometry import Geometry, Lp, Nuclear
 from attsvm.svm._exact import BLOCK
 
 
@@ -18,6 +18,8 @@ def numbers_per_instance(Q: int, R: int, d: int, e: int, geometry: Geometry, wid
     N, D = Q * R, d * e
     exact = 12 * min(Q * d * max(e, R), max(BLOCK, D, R * d))  # products in double-double arithmetic
     small = 32 * N * (d + 4) + 16 * D + 8 * Q * e + exact
+    if not isinstance(geometry, Lp | Nuclear):  # dense rows and matrices of the size of the Hessian
+        small += 8 * D * D + 8 * N * D
     if wide:  # C⁻¹, M and its factor; the rows at the margin; products of all pairs of a and of z per group
         return small + 14 * D * D + 2 * Q * (d * d + e * e)
     pairs = 0 if geometry == Lp(2) else Q * Q * (d + e)

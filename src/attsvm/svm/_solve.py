@@ -15,6 +15,7 @@ from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geome
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
+from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
@@ -65,7 +66,10 @@ def solve(
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
-        in_use = rows.d**2 * rows.e**2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
+        D = rows.d * rows.e
+        in_use = D**2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
+        if not isinstance(geometry, Lp | Nuclear):
+            in_use = max(in_use, D**2, rows.N * D)
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
         for index in left.split(chunk) if len(left) else ():
             part = system.take(index)
@@ -191,6 +195,8 @@ def _run(
     nuclear = isinstance(geometry, Nuclear) or geometry == Schatten(1)
     if nuclear and not again:
         return solve_nuclear(system, tol, max_iterations, cancelled)
+    if isinstance(geometry, Lp) and not geometry.smooth and not again:
+        return solve_linear(system, geometry.p == math.inf, tol, max_iterations, cancelled)
     if nuclear or blocks is not None:
         return solve_blocks(
             system, geometry, blocks or Blocks.whole(rows.d, rows.e, "sum"), tol, max_iterations, cancelled

@@ -1,0 +1,214 @@
+"""A batched interior-point method for ℓ1 and ℓ∞: linear programs, solved on the side of the rows.
+
+In both the pairs of slacks and multipliers are kept strictly positive, and b'λ = 1:
+
+ℓ∞   maximise ν with AW = νb + s,  u = 1 − W ≥ 0, v = 1 + W ≥ 0;   multipliers P, M with A'λ = P − M;
+ℓ1   minimise t with u = t − A'λ ≥ 0, v = t + A'λ ≥ 0;   multipliers P, M with W = P − M, Σ(P + M) = 1, AW = νb + s.
+
+The central path is Pu = Mv = μ and λs = μ (s = 0 on equalities). Eliminating all but λ, ν and (for ℓ1) t leaves the
+matrix A Θ A' + diag(s/λ), Θ = u v/(Pv + Mu) for ℓ∞ and P/u + M/v for ℓ1, and a border of one or two columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attsvm.svm._lp import cholesky_solve
+from attsvm.svm._rows import Iterates, System
+from attsvm.svm._wide import inverse_of, is_wide, wide_solver
+
+PATIENCE = 15
+
+
+@dataclass
+class _State:
+    lam: Tensor
+    s: Tensor
+    nu: Tensor
+    t: Tensor
+    V: Tensor  # W for ℓ∞, A'λ for ℓ1
+    u: Tensor
+    v: Tensor
+    P: Tensor
+    M: Tensor
+
+    def take(self, index: Tensor) -> _State:
+        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
+
+
+def solve_linear(system: System, largest: bool, tol: float, max_iterations: int, cancelled: float) -> Iterates:
+    """As `solve_lp`, for ℓ∞ (`largest`) or ℓ1."""
+    rows, b = system.rows, system.b
+    out = Iterates(
+        W=b.new_zeros(rows.B, rows.d, rows.e),
+        lam=system.equal_multipliers(),
+        iterations=torch.zeros(rows.B, dtype=torch.long, device=b.device),
+    )
+    index = torch.arange(rows.B, device=b.device)
+    best = b.new_full((rows.B,), torch.inf)
+    idle, lowest = torch.zeros_like(index), best.clone()
+    wide = is_wide(system)
+    x = _start(system, largest)
+    for iteration in range(max_iterations + 1):
+        b, ineq = system.b, system.inequality
+        W, U = (x.V, system.rows.adjoint(x.lam)) if largest else (x.P - x.M, x.V)
+        W_norm = W.abs().amax((1, 2)) if largest else W.abs().sum((1, 2))
+        U_norm = U.abs().sum((1, 2)) if largest else U.abs().amax((1, 2))
+        AW = system.rows.apply(W)
+        interpolated = (b * AW).sum(1) / b.square().sum(1)
+        margin = torch.where(ineq.any(1), system.least_margin(AW), interpolated)
+        lower = (b * x.lam).sum(1) / U_norm
+        off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * x.lam.abs().amax(1)
+        gap = (W_norm / margin - lower).abs() / lower + off / margin
+        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
+        gap = torch.where(system.cancelled(x.lam, U_norm, cancelled), 0.0, gap)
+        finite = x.lam.isfinite().all(1) & W_norm.isfinite()
+        improved = (gap <= best[index]) & finite
+        at = index[improved]
+        out.W[at], out.lam[at], best[at] = W[improved], x.lam[improved], gap[improved]
+        out.iterations[index] = iteration
+        mu = (x.lam * x.s).sum(1) + (x.P * x.u + x.M * x.v).sum((1, 2))
+        idle = torch.where(mu < 0.9 * lowest, 0, idle + 1)
+        lowest = torch.minimum(lowest, mu)
+        active = (gap > tol) & finite & (idle < PATIENCE)
+        if iteration == max_iterations or not bool(active.any()):
+            break
+        if not bool(active.all()):
+            keep = active.nonzero()[:, 0]
+            index, system, x = index[keep], system.take(keep), x.take(keep)
+            idle, lowest = idle[keep], lowest[keep]
+        x = _newton_step(system, x, largest, wide)
+    return out
+
+
+def _start(system: System, largest: bool) -> _State:
+    """Equal multipliers, W = 0, and the rest in balance."""
+    rows, b, ineq = system.rows, system.b, system.inequality
+    lam, D = system.equal_multipliers(), rows.d * rows.e
+    U = rows.adjoint(lam)
+    zero, one = torch.zeros_like(U), torch.ones_like(U)
+    if largest:
+        size = (0.1 * U.abs().mean((1, 2)) + 1e-2 * lam.abs().sum(1) / D)[:, None, None]
+        P, M = U.clamp_min(0) + size, (-U).clamp_min(0) + size
+        nu = -size[:, 0, 0] * ineq.sum(1)
+        return _State(lam, ineq * b * -nu[:, None], nu, torch.ones_like(nu), zero, one, one, P, M)
+    t = 1.2 * U.abs().amax((1, 2)) + 1e-2 * lam.abs().sum(1)
+    half = one / (2 * D)
+    nu = -0.5 * t * ineq.sum(1) / D
+    s = ineq * b * -nu[:, None]
+    return _State(lam, s, nu, t, U, t[:, None, None] - U, t[:, None, None] + U, half, half)
+
+
+def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State:
+    rows, b, ineq = system.rows, system.b, system.inequality
+    count = ineq.sum(1) + 2 * rows.d * rows.e
+    total = lambda V: V.sum((1, 2))  # noqa: E731
+    mu = ((x.lam * x.s).sum(1) + total(x.P * x.u + x.M * x.v)) / count
+    lam_pos, s_pos = torch.where(ineq, x.lam, 1.0), torch.where(ineq, x.s, 1.0)
+    ratio = x.s / lam_pos
+    Pu, Mv = x.P / x.u, x.M / x.v
+    theta = 1 / (Pu + Mv) if largest else Pu + Mv
+    lean = Mv - Pu
+    ridge = ratio + ~(ineq | system.equality)
+
+    if wide:
+        base = wide_solver(system, ratio, inverse_of(theta, torch.zeros_like(theta), 0.0))
+    else:
+        H = rows.gram(theta)
+        diagonal = H.diagonal(dim1=1, dim2=2)
+        regular = 1e-15 * diagonal.amax(1, keepdim=True)
+        diagonal += ridge + regular
+        L, info = torch.linalg.cholesky_ex(H)
+        for _ in range(3):
+            if not bool(info.any()):
+                break
+            diagonal += (info > 0)[:, None] * 1e2 * regular
+            regular = 1e2 * regular
+            L, info = torch.linalg.cholesky_ex(H)
+
+        base = partial(cholesky_solve, L)
+
+    def solve(y: Tensor) -> Tensor:
+        z = base(y)
+        for _ in range(2):
+            back = [rows.apply(theta * rows.adjoint(c)) + ridge * c for c in z.unbind(-1)]
+            z = z + base(y - torch.stack(back, -1))
+        return z
+
+    # The border: b for ν, and A·lean for t of ℓ1.
+    Ah = torch.zeros_like(b) if largest else rows.apply(lean)
+    to_b, to_h = solve(torch.stack((b, Ah), -1)).unbind(-1)
+    hh = torch.ones_like(mu) if largest else total(theta) - (Ah * to_h).sum(1)
+    hb, bb = (Ah * to_b).sum(1), (b * to_b).sum(1)
+    W = x.V if largest else x.P - x.M
+    residual = rows.apply(W) - x.nu[:, None] * b - x.s * ineq
+    short = 1 - (b * x.lam).sum(1)
+    U = rows.adjoint(x.lam)
+
+    def direction(r: Tensor, gP: Tensor, gM: Tensor) -> tuple[Tensor, ...]:
+        """Steps for the targets ds + (s/λ)dλ = r, dP + (P/u)du = gP, dM + (M/v)dv = gM."""
+        g = gP - gM + x.P - x.M - U
+        if largest:  # A'(λ + dλ) = (P + dP) − (M + dM)
+            right = r - residual + rows.apply(theta * g)
+            of_t = torch.zeros_like(mu)
+        else:
+            right = r - residual - rows.apply(gP - gM)
+            of_t = total(gP + gM) - (1 - total(x.P + x.M))
+        z = solve(right[..., None])[..., 0]
+        # b'dλ = short and (for ℓ1) lean·A'dλ + Σθ dt = of_t, with dλ = z − to_h dt + to_b dν.
+        r1, r2 = of_t - (Ah * z).sum(1), short - (b * z).sum(1)
+        det = hh * bb + hb * hb
+        dt, dnu = (r1 * bb - r2 * hb) / det, (hh * r2 + hb * r1) / det
+        if largest:
+            dt = torch.zeros_like(dt)
+        dlam = z - to_h * dt[:, None] + to_b * dnu[:, None]
+        dU = rows.adjoint(dlam)
+        if largest:
+            dV = theta * (dU - g)
+            du, dv = -dV, dV
+        else:
+            dV = dU
+            du, dv = dt[:, None, None] - dU, dt[:, None, None] + dU
+        return dlam, (r - ratio * dlam) * ineq, dnu, dt, dV, du, dv, gP - Pu * du, gM - Mv * dv
+
+    def steps(d: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The longest steps of (λ and what it makes) and of (W and what it makes)."""
+        dlam, ds, _, _, _, du, dv, dP, dM = d
+        of_lam, of_s = (-dlam / lam_pos * ineq).amax(1), (-ds / s_pos * ineq).amax(1)
+        pair = torch.maximum(-du / x.u, -dv / x.v).amax((1, 2))
+        other = torch.maximum(-dP / x.P, -dM / x.M).amax((1, 2))
+        dual, primal = (other, pair) if largest else (pair, other)
+        return 1 / torch.maximum(of_lam, dual).clamp_min(1.0), 1 / torch.maximum(of_s, primal).clamp_min(1.0)
+
+    def moved(d: tuple[Tensor, ...], a: Tensor, c: Tensor) -> _State:
+        """λ's side by a, W's side by c."""
+        dlam, ds, dnu, dt, dV, du, dv, dP, dM = d
+        pair, other = (c, a) if largest else (a, c)
+        pair, other = pair[:, None, None], other[:, None, None]
+        return _State(
+            x.lam + a[:, None] * dlam,
+            x.s + c[:, None] * ds,
+            x.nu + c * dnu,
+            x.t + a * dt,
+            x.V + pair * dV,
+            x.u + pair * du,
+            x.v + pair * dv,
+            x.P + other * dP,
+            x.M + other * dM,
+        )
+
+    affine = direction(-x.s, -x.P, -x.M)
+    a, c = steps(affine)
+    new = moved(affine, a, c)
+    left = ((new.lam * new.s).sum(1) + total(new.P * new.u + new.M * new.v)) / count
+    target = mu * (left / mu).clamp(1e-6, 1.0) ** 2.5
+    dlam, ds, _, _, _, du, dv, dP, dM = affine
+    r = ((target[:, None] - dlam * ds) / lam_pos) * ineq - x.s
+    goal = target[:, None, None]
+    final = direction(r, (goal - dP * du) / x.u - x.P, (goal - dM * dv) / x.v - x.M)
+    a, c = steps(final)
+    return moved(final, 0.995 * a, 0.995 * c)
