@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
-from attsvm.optim._edits import signature, unchanged
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
@@ -54,8 +54,8 @@ class MirrorOptimizer(Optimizer, ABC):
     # state.
     _versions: dict[float, dict[int, int]]
     _calls: int  # of step, in this process
-    # Of weights with a mirror variable what tells a change through `.data`, where the step does not read them anyway.
-    _signatures: dict[int, Tensor]
+    # Tells changes through `.data` of weights with a mirror variable, where the step does not read them anyway.
+    _watch: Watch
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
     # Whose saved states it takes.
@@ -65,7 +65,7 @@ class MirrorOptimizer(Optimizer, ABC):
         if defaults["fused"] and defaults["foreach"]:
             raise AttsvmError("fused and foreach cannot both be True.")
         self._check_options(defaults)  # before the parameters, as torch's optimizers do
-        self._versions, self._signatures, self._calls = {}, {}, 0
+        self._versions, self._watch, self._calls = {}, Watch(), 0
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._versions, self._signatures, self._calls = {}, {}, 0
+        self._versions, self._watch, self._calls = {}, Watch(), 0
         for group in self.param_groups:
             for name, value in _LATER.items():
                 group.setdefault(name, value)
@@ -166,11 +166,11 @@ class MirrorOptimizer(Optimizer, ABC):
         p = group["p"]
         check_p(p)  # it may have been edited
         a, versions = inverse_exponent(p), self._versions.setdefault(p, {})
-        rows = []
+        rows, touched = [], set() if fused else self._touched(group)
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions, fused) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions, touched) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
@@ -280,10 +280,10 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], fused: bool) -> Tensor:
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], touched: set[int]) -> Tensor:
         """The local θ of a parameter whose local part is `weight`; made from the weights on the first step.
 
-        A weight that others changed wins. The kernels see to it themselves.
+        A weight that others changed wins.
         """
         state = self.state[param]
         if MIRROR not in state:
@@ -291,7 +291,7 @@ class MirrorOptimizer(Optimizer, ABC):
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version and (fused or self._untouched(param, weight)):
+        if versions.get(id(param)) == weight._version and id(param) not in touched:
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
@@ -320,22 +320,24 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _untouched(self, param: Tensor, weight: Tensor) -> bool:
-        if _capturing(weight):
-            return True
-        before = self._signatures.get(id(param))
-        return before is not None and unchanged(weight, before)
+    def _touched(self, group: dict[str, Any]) -> set[int]:
+        """Ids of the parameters that others may have changed since the last step; the kernels see to it themselves."""
+        p = group["p"]
+        weights = {id(param): local(param) for param in group["params"] if param.grad is not None}
+        weights = {key: w for key, w in weights.items() if has_mirror(w, p) and not w.is_meta}
+        return set() if any(map(_capturing, weights.values())) else self._watch.touched(weights)
 
     def _remember(self, p: float, fused: bool, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
-        if not torch.compiler.is_compiling():
-            versions = self._versions.setdefault(p, {})
-            versions.update((id(param), weight._version) for param, weight in zip(params, weights))
-            for param, weight in zip(params, weights):
-                if fused or _capturing(weight):
-                    self._signatures.pop(id(param), None)
-                elif has_mirror(weight, p):
-                    self._signatures[id(param)] = signature(weight)
+        if torch.compiler.is_compiling():
+            return
+        versions = self._versions.setdefault(p, {})
+        versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+        if fused or any(map(_capturing, weights)):
+            self._watch.forget(map(id, params))
+        else:
+            pairs = zip(params, weights)
+            self._watch.remember({id(q): w for q, w in pairs if has_mirror(w, p) and not w.is_meta})
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:
