@@ -42,6 +42,11 @@ def zero_pruned(masks: Masks, *columns: Tensors) -> None:
                 t.masked_fill_(pruned, 0)
 
 
+def masked(masks: Masks, grads: Tensors) -> Tensors:
+    """Gradients that are 0 where a mask is: then states and weights that are 0 stay so."""
+    return [grad if mask is None else torch.where(mask, grad, 0) for mask, grad in zip(masks, grads)]
+
+
 def zeros_like(param: Tensor) -> Tensor:
     """A state tensor laid out and sharded as the parameter."""
     return torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
@@ -128,7 +133,7 @@ class MirrorOptimizer(Optimizer, ABC):
             self._init_group(group, fused, params, weights, grads, masks, *states)
             if params:
                 self._step_group(group, fused, weights, grads, masks, *states)
-                self._remember(group["p"], fused, params, weights)
+                self._remember(group["p"], params, weights)
         if not torch.compiler.is_compiling():
             self._calls += 1
             if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
@@ -139,7 +144,7 @@ class MirrorOptimizer(Optimizer, ABC):
         """Steps of a power of 2, so that it costs nothing in a long training."""
         for group in self.param_groups:
             weights = [local(param) for param in group["params"] if param.grad is not None and group["p"] < 2]
-            weights = [weight for weight in weights if weight.numel() and not _capturing(weight) and not weight.is_meta]
+            weights = [weight for weight in weights if weight.numel() and not capturing(weight) and not weight.is_meta]
             if weights and not all(bool(weight.abs().max() < torch.inf) for weight in weights):
                 warnings.warn(
                     f"after {self._calls} steps weights of a group with p = {group['p']:g} are inf or nan: lower lr, "
@@ -166,11 +171,11 @@ class MirrorOptimizer(Optimizer, ABC):
         p = group["p"]
         check_p(p)  # it may have been edited
         a, versions = inverse_exponent(p), self._versions.setdefault(p, {})
-        rows, touched = [], set() if fused else self._touched(group)
+        rows = []
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions, touched) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
@@ -277,25 +282,22 @@ class MirrorOptimizer(Optimizer, ABC):
         """torch's own check is private and has changed its name."""
         if torch.compiler.is_compiling() or all(group["capturable"] for group in self.param_groups):
             return
-        if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
+        if any(capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], touched: set[int]) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step.
-
-        A weight that others changed wins.
-        """
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version and id(param) not in touched:
+        if versions.get(id(param)) == weight._version:
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
-        if not _capturing(weight):
+        if not capturing(weight):
             same = means(theta, weight, p)
             theta.copy_(torch.where(same, theta, (_checked_mirror if edited else mirror_of)(weight, p)))
             if REST in state:
@@ -320,30 +322,17 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _touched(self, group: dict[str, Any]) -> set[int]:
-        """Ids of the parameters that others may have changed since the last step; the kernels see to it themselves."""
-        p = group["p"]
-        weights = {id(param): local(param) for param in group["params"] if param.grad is not None}
-        weights = {key: w for key, w in weights.items() if has_mirror(w, p) and not w.is_meta}
-        return set() if any(map(_capturing, weights.values())) else self._watch.touched(weights)
-
-    def _remember(self, p: float, fused: bool, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
-        if torch.compiler.is_compiling():
-            return
-        versions = self._versions.setdefault(p, {})
-        versions.update((id(param), weight._version) for param, weight in zip(params, weights))
-        if fused or any(map(_capturing, weights)):
-            self._watch.forget(map(id, params))
-        else:
-            pairs = zip(params, weights)
-            self._watch.remember({id(q): w for q, w in pairs if has_mirror(w, p) and not w.is_meta})
+        if not torch.compiler.is_compiling():
+            versions = self._versions.setdefault(p, {})
+            versions.update((id(param), weight._version) for param, weight in zip(params, weights))
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:
     """θ, with a warning where it is 0 and the weight is of some size: the step would set the weight to 0."""
     theta = mirror_of(weight, p)
-    if p > LEAST_UNDERFLOWING_P and weight.numel() and not weight.is_meta and not _capturing(weight):
+    if p > LEAST_UNDERFLOWING_P and weight.numel() and not weight.is_meta and not capturing(weight):
         size = weight.abs()
         lost = int(((theta == 0) & (size > 1e-3 * size.max())).sum())
         if lost:
@@ -355,5 +344,5 @@ def _checked_mirror(weight: Tensor, p: float) -> Tensor:
     return theta
 
 
-def _capturing(t: Tensor) -> bool:
-    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+def capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_streamcapturing()

@@ -1,52 +1,40 @@
 """Whether somebody else changed a weight between two steps: also through `.data`, which no version counter sees."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors
 
-SMALL = 1 << 13  # of weights with so few entries a copy is kept, of all together
+from attsvm.optim._mirror_map import follow
+
 PIECES = 256
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Kind = tuple[torch.device, torch.dtype]
+Row = Sequence[Tensor]
 
 
 class Watch:
-    """Weights as a step left them: copies of small ones, signatures of large ones."""
+    """Signatures of weights as a step left them, for steps that do not read the weights.
+
+    They are taken chunk by chunk, while the weights are in the cache.
+    """
 
     def __init__(self) -> None:
-        self._copies: dict[tuple[int, ...], Tensor] = {}
-        self._signatures: dict[int, Tensor] = {}
+        self._left: dict[tuple[int, int, int], Tensor] = {}
 
-    def remember(self, weights: dict[int, Tensor]) -> None:
-        """Weights by the id of their parameter."""
-        for of_kind in _kinds(weights):
-            together = _together(of_kind.values())
-            self._copies[tuple(of_kind)] = together.clone() if len(of_kind) == 1 else together  # of one it is a view
-        for key, weight in weights.items():
-            if weight.numel() > SMALL:
-                self._signatures[key] = signature(weight)
+    def before(self, parts: Sequence[Row], p: float) -> None:
+        """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins."""
+        if parts[0][0] is parts[0][1]:
+            return
+        left = self._left.get(_key(parts))
+        if left is None or not torch.equal(left, _signature(parts)):
+            follow(*([row[k] for row in parts] for k in range(3)), p)
 
-    def forget(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            self._signatures.pop(key, None)
-        self._copies.clear()
-
-    def touched(self, weights: dict[int, Tensor]) -> set[int]:
-        """Which of the weights may be others than those remembered."""
-        found: set[int] = set()
-        for of_kind in _kinds(weights):
-            before = self._copies.get(tuple(of_kind))
-            if before is None or not torch.equal(before, _together(of_kind.values())):
-                found.update(of_kind)
-        for key, weight in weights.items():
-            if weight.numel() > SMALL:
-                before = self._signatures.get(key)
-                if before is None or not torch.equal(before, signature(weight)):
-                    found.add(key)
-        return found
+    def after(self, parts: Sequence[Row]) -> None:
+        """Note the weights as they are now."""
+        if parts[0][0] is not parts[0][1]:
+            self._left[_key(parts)] = _signature(parts)
 
 
 def signature(weight: Tensor) -> Tensor:
@@ -62,20 +50,15 @@ def signature(weight: Tensor) -> Tensor:
     words = flat[: flat.numel() * size // 8 * 8 // size].view(torch.int64)
     length = max(len(words) // PIECES, 1) | 1
     count = len(words) // length
-    rest = flat[count * length * 8 // size :].view(_WORDS[size]).sum()
-    return torch.cat([words[: count * length].view(count, length).sum(1), rest.view(1)])
+    sums = words[: count * length].view(count, length).sum(1)
+    if count * length * 8 // size == flat.numel():
+        return sums
+    return torch.cat([sums, flat[count * length * 8 // size :].view(_WORDS[size]).sum().view(1)])
 
 
-def _kinds(weights: dict[int, Tensor]) -> Iterable[dict[int, Tensor]]:
-    """Small weights, those of one device and dtype together."""
-    found: dict[Kind, dict[int, Tensor]] = {}
-    for key, weight in weights.items():
-        if weight.numel() <= SMALL:
-            found.setdefault((weight.device, weight.dtype), {})[key] = weight
-    return found.values()
+def _signature(parts: Sequence[Row]) -> Tensor:
+    return signature(parts[0][0] if len(parts) == 1 else _flatten_dense_tensors([row[0] for row in parts]))
 
 
-def _together(weights: Iterable[Tensor]) -> Tensor:
-    """The bits of many weights: nan is then equal to itself."""
-    flat = _flatten_dense_tensors(list(weights))
-    return flat.view(_WORDS[flat.element_size()])
+def _key(parts: Sequence[Row]) -> tuple[int, int, int]:
+    return parts[0][0].data_ptr(), parts[0][0].numel(), len(parts)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, capturing, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
@@ -183,6 +184,7 @@ class MirrorAdam(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
+            watch=None if any(map(capturing, weights)) else self._watch,
         )
 
 
@@ -208,6 +210,7 @@ def mirror_adam(
     masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
+    watch: Watch | None = None,
 ) -> None:
     """The arithmetic of :class:`MirrorAdam`.
 
@@ -223,6 +226,8 @@ def mirror_adam(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
+        watch = None
+    grads = masked(masks, grads)
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
         counts = torch.stack(state_steps).tolist()
@@ -233,13 +238,15 @@ def mirror_adam(
     one_by_one = foreach is False or counts is state_steps or leaves_weights(lr)
     path = _single_tensor_mirror_adam if one_by_one else _multi_tensor_mirror_adam
     columns = params, mirrors, rests, grads, exp_avgs, exp_avg_sqs
-    path(columns, counts, lr, pull, a, threshold, beta1, beta2, eps, maximize)
+    path(columns, counts, p, watch, lr, pull, a, threshold, beta1, beta2, eps, maximize)
     zero_pruned(masks, params, mirrors, rests, exp_avgs, exp_avg_sqs)
 
 
 def _single_tensor_mirror_adam(
     columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
+    p: float,
+    watch: Watch | None,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
@@ -247,12 +254,18 @@ def _single_tensor_mirror_adam(
     *moments: Any,
 ) -> None:
     for *row, count in zip(*columns, counts):
+        if watch is not None:
+            watch.before([row], p)
         _step(row, _adam(row, count, lr, *moments), lr, pull, a, l1, NO_SCRATCH)
+        if watch is not None:
+            watch.after([row])
 
 
 def _multi_tensor_mirror_adam(
     columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
+    p: float,
+    watch: Watch | None,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
@@ -261,7 +274,7 @@ def _multi_tensor_mirror_adam(
 ) -> None:
     gathered = None if isinstance(lr, Tensor) else 3
     steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
-    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
+    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered, watch=watch, p=p):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
             subtract = _adam_at_once(chunk, steps[chunk.key], lr, *moments)
         else:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, capturing, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_normalize
 from attsvm.optim._chunks import SMALL, chunks
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
@@ -197,6 +198,7 @@ class MirrorDescent(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
+            watch=None if any(map(capturing, weights)) else self._watch,
         )
 
 
@@ -220,6 +222,7 @@ def mirror_descent(
     masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
+    watch: Watch | None = None,
 ) -> None:
     """The arithmetic of :class:`MirrorDescent`.
 
@@ -237,19 +240,33 @@ def mirror_descent(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
+        watch = None
+    grads = masked(masks, grads)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
     one_by_one = foreach is False or torch.compiler.is_compiling() or leaves_weights(lr)
     path = _single_tensor_mirror_descent if one_by_one else _multi_tensor_mirror_descent
-    path(params, grads, mirrors, rests, momentum_buffers, lr, pull, a, threshold, momentum, nesterov, maximize)
+    columns = params, grads, mirrors, rests, momentum_buffers
+    path(*columns, p, watch, lr, pull, a, threshold, momentum, nesterov, maximize)
     zero_pruned(masks, params, mirrors, rests, momentum_buffers or params)
 
 
 def _single_tensor_mirror_descent(
-    params: Tensors, grads: Tensors, mirrors: Tensors, rests: Tensors, momentum_buffers: Tensors, *settings: Any
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    rests: Tensors,
+    momentum_buffers: Tensors,
+    p: float,
+    watch: Watch | None,
+    *settings: Any,
 ) -> None:
     for row in zip(params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])):
+        if watch is not None:
+            watch.before([row], p)
         _descend(row, NO_SCRATCH, *settings)
+        if watch is not None:
+            watch.after([row])
 
 
 def _multi_tensor_mirror_descent(
@@ -258,10 +275,12 @@ def _multi_tensor_mirror_descent(
     mirrors: Tensors,
     rests: Tensors,
     momentum_buffers: Tensors,
+    p: float,
+    watch: Watch | None,
     *settings: Any,
 ) -> None:
     columns = params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])
-    for chunk in chunks(*columns, small=SMALL):
+    for chunk in chunks(*columns, small=SMALL, watch=watch, p=p):
         _descend(chunk.row, chunk.scratch, *settings)
 
 
