@@ -107,13 +107,18 @@ def draw(rows: list[Row], path: Path) -> None:
         left = [100 * (1 - share) for share in shares]
         means, halves = zip(*(interval([row["test"] for row in found[name, share]]) for share in shares))
         bars = [half or 0.0 for half in halves]
-        axes.errorbar(left, means, yerr=bars, marker="o", markersize=4, capsize=3, linewidth=1.2, label=name)
+        line = axes.plot(left, means, linewidth=1.2, label=name)[0]
+        for x, y, bar, share in zip(left, means, bars, shares):
+            hollow = found[name, share][0]["note"] == "tune"
+            face = "white" if hollow else line.get_color()
+            style = {"color": line.get_color(), "markerfacecolor": face, "markersize": 5, "capsize": 3}
+            axes.errorbar(x, y, yerr=bar or None, marker="o", **style)
     axes.set(xscale="log", xlabel="non-zero entries of all matrices, %", ylabel="test loss, nats per word piece")
     axes.set_xticks([100, 50, 20, 10, 5, 2], ["100", "50", "20", "10", "5", "2"])
     axes.minorticks_off()
     axes.invert_xaxis()
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, title="hollow: the seed that chose the rate")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

@@ -72,7 +72,7 @@ class MirrorAdam(MirrorOptimizer):
     small: exponentiated gradient with Adam's signs and confidences. At p = 1.1, lr = 1e-3 and a weight of
     0.02 (:math:`\theta = 0.68`) that is 1.5% a step. Three things follow. The step adapts to layers of different scale
     by itself, so a wide range of lr works. Small weights stay small in absolute terms while useful ones grow in
-    proportion, so the weights become sparse and can be pruned. And no weight overshoots: to change its sign it must
+    proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must
     pass :math:`\theta` from about 1 to −1, which takes of order :math:`1/\gamma` steps of one mind.
     The last is also where it fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly
     moves. Give such parameters p = 2, which is AdamW, in a group of their own.
@@ -89,6 +89,9 @@ class MirrorAdam(MirrorOptimizer):
         eps: added to the root of the second moment.
         p: the exponent, 1 < p < inf.
         weight_decay: factor :math:`\lambda`; the default is AdamW's.
+        l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
+        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
+            (``"weight"``). For p = 2 they are the same, the proximal step.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.

@@ -62,7 +62,7 @@ class MirrorDescent(MirrorOptimizer):
     Gradients live in the dual space, where :math:`\theta` lives; so do the momentum buffer and the step. Heavy ball and
     Nesterov are those of :class:`torch.optim.SGD` with :math:`\theta` in the place of the weights.
 
-    **Small p makes sparse weights.** A step changes a weight by :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near
+    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near
     p = 1 in proportion to its size. On separable data the direction of W goes to the ℓp max-margin solution.
     Weights that start at 0 hardly move for p near 1 (they need :math:`|\theta|` of order 1): give biases and norm
     parameters p = 2 in a group of their own. The same lr means very different steps for different p.
@@ -76,10 +76,9 @@ class MirrorDescent(MirrorOptimizer):
     :math:`\lambda (p-1) \psi(W) = \lambda \frac{p-1}{p} \lVert W \rVert_p^p`, so the minimised objective is
     f plus this ℓp penalty. SGD's weight decay goes into the momentum; without momentum both are the same at p = 2.
 
-    **Weights changed by hand** between two steps: an in-place change (``weight.mul_(…)``, ``load_state_dict`` of the
-    model) is noticed, and :math:`\theta` is made anew where it no longer means the weight. A change through ``.data``,
-    or between compiled steps, is not: call :meth:`resync` after it, or the next step may overwrite it. A group's p may
-    be changed too: :math:`\theta` is made anew.
+    **Weights changed by hand** between two steps (``weight.mul_(…)``, ``weight.data.mul_(mask)``, ``load_state_dict`` of
+    the model) are noticed, and :math:`\theta` is made anew where it no longer means the weight. A group's p may be
+    changed too. :meth:`set_mask` sets entries to 0 for good; :class:`GradualPruning` does so while training.
 
     **In float32** the weights are within 1e-6 of float64 after 100 steps of size 1e-3 for p from 1.08 to 5, and within
     1e-5 for p from 1.01 to 10. A rounding of :math:`\theta` is 1/(p − 1) times as large in the weight. So for p ≤ 4/3
@@ -100,6 +99,9 @@ class MirrorDescent(MirrorOptimizer):
         normalize: divide gradients by their dual norm :math:`\lVert g \rVert_q`: each by its own (``"tensor"``) or all
             by that of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2, DTensor)
             is the norm of the whole parameter. A gradient of 0 makes no step.
+        l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
+        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
+            (``"weight"``). For p = 2 they are the same, the proximal step.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
