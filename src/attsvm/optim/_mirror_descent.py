@@ -62,10 +62,11 @@ class MirrorDescent(MirrorOptimizer):
     Gradients live in the dual space, where :math:`\theta` lives; so do the momentum buffer and the step. Heavy ball and
     Nesterov are those of :class:`torch.optim.SGD` with :math:`\theta` in the place of the weights.
 
-    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near
-    p = 1 in proportion to its size. On separable data the direction of W goes to the ℓp max-margin solution.
-    Weights that start at 0 hardly move for p near 1 (they need :math:`|\theta|` of order 1): give biases and norm
-    parameters p = 2 in a group of their own. The same lr means very different steps for different p.
+    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by
+    :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near p = 1 in proportion to its size. On separable data the direction
+    of W goes to the ℓp max-margin solution. Weights that start at 0 hardly move for p near 1 (they need
+    :math:`|\theta|` of order 1): give biases and norm parameters p = 2 in a group of their own. The same lr means very
+    different steps for different p.
 
     **The mirror variable is the state** (``state["mirror"]``), in float32 even for bf16 and fp16 parameters, whose
     master weights it is. A weight at 0 is no trap, since :math:`\theta` moves while :math:`|\theta|^{1/(p-1)}` still
@@ -76,8 +77,8 @@ class MirrorDescent(MirrorOptimizer):
     :math:`\lambda (p-1) \psi(W) = \lambda \frac{p-1}{p} \lVert W \rVert_p^p`, so the minimised objective is
     f plus this ℓp penalty. SGD's weight decay goes into the momentum; without momentum both are the same at p = 2.
 
-    **Weights changed by hand** between two steps (``weight.mul_(…)``, ``weight.data.mul_(mask)``, ``load_state_dict`` of
-    the model) are noticed, and :math:`\theta` is made anew where it no longer means the weight. A group's p may be
+    **Weights changed by hand** between two steps (``weight.mul_(…)``, ``weight.data.mul_(mask)``, ``load_state_dict``
+    of the model) are noticed, and :math:`\theta` is made anew where it no longer means the weight. A group's p may be
     changed too. :meth:`set_mask` sets entries to 0 for good; :class:`GradualPruning` does so while training.
 
     **In float32** the weights are within 1e-6 of float64 after 100 steps of size 1e-3 for p from 1.08 to 5, and within
