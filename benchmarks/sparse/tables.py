@@ -125,6 +125,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main(source: Path) -> None:
     rows = [json.loads(line) for line in source.read_text().splitlines() if line]
+    rows = [row for row in rows if row["corpus"] == "imdb"]
     text = (Path(__file__).parent / "protocol.md").read_text()
     (ROOT / "benchmarks/results/sparse.md").write_text(text + "\n" + tables(rows))
     draw(rows, ROOT / "docs/images/sparse.png")
