@@ -28,7 +28,7 @@ def name_of(row: Row) -> str:
         return f"MirrorAdam p = {options['p']:g}{l1}"
     title = {"adamw": "AdamW", "muon": "Muon", "rigl": "RigL (AdamW)", "padam": "pAdam", "adabreg": "AdaBreg"}
     extra = f" α = {options['alpha']:g}" if "alpha" in options else ""
-    return title.get(row["method"], row["method"]) + extra
+    return f"{title.get(row['method'], row['method'])}{extra}"
 
 
 def best(rows: list[Row]) -> Row:

@@ -145,7 +145,7 @@ class MirrorOptimizer(Optimizer, ABC):
         for group in self.param_groups:
             weights = [local(param) for param in group["params"] if param.grad is not None and group["p"] < 2]
             weights = [weight for weight in weights if weight.numel() and not capturing(weight) and not weight.is_meta]
-            if weights and not all(bool(weight.abs().max() < torch.inf) for weight in weights):
+            if weights and not all(bool(torch.linalg.vector_norm(w, torch.inf) < torch.inf) for w in weights):
                 warnings.warn(
                     f"after {self._calls} steps weights of a group with p = {group['p']:g} are inf or nan: lower lr, "
                     f"which is {float(group['lr']):g} now, and keep lr/(p − 1) at a few percent"
@@ -322,6 +322,10 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
+    def _watcher(self, weights: Tensors) -> Watch | None:
+        """Who looks for edits: nobody under capture; a compiled step compares by itself."""
+        return None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
+
     def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
@@ -345,4 +349,4 @@ def _checked_mirror(weight: Tensor, p: float) -> Tensor:
 
 
 def capturing(t: Tensor) -> bool:
-    return t.is_cuda and torch.cuda.is_current_streamcapturing()
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -29,7 +29,8 @@ class Watch:
             return
         left = self._left.get(_key(parts))
         if left is None or not torch.equal(left, _signature(parts)):
-            follow(*([row[k] for row in parts] for k in range(3)), p)
+            weights, mirrors, rests = ([row[k] for row in parts] for k in range(3))
+            follow(weights, mirrors, rests, p)
 
     def after(self, parts: Sequence[Row]) -> None:
         """Note the weights as they are now."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, capturing, masked, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._edits import Watch
@@ -187,7 +187,7 @@ class MirrorAdam(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
-            watch=None if any(map(capturing, weights)) else self._watch,
+            watch=None if fused else self._watcher(weights),
         )
 
 
@@ -229,7 +229,6 @@ def mirror_adam(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
-        watch = None
     grads = masked(masks, grads)
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time

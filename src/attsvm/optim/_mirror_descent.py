@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, capturing, masked, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_normalize
 from attsvm.optim._chunks import SMALL, chunks
 from attsvm.optim._edits import Watch
@@ -201,7 +201,7 @@ class MirrorDescent(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
-            watch=None if any(map(capturing, weights)) else self._watch,
+            watch=None if fused else self._watcher(weights),
         )
 
 
@@ -243,7 +243,6 @@ def mirror_descent(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
-        watch = None
     grads = masked(masks, grads)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
