@@ -97,6 +97,7 @@ ONE_THREAD: list[tuple[str, Make]] = [
     ("MirrorAdam p=2 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=2, foreach=True)),
     ("MirrorAdam p=3 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=3, foreach=True)),
     ("MirrorAdam p=1.1 single", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=False)),
+    ("torch AdamW fused", lambda ps: torch.optim.AdamW(ps, lr=1e-6, fused=True)),
     ("torch AdamW single", lambda ps: torch.optim.AdamW(ps, lr=1e-6, foreach=False)),
     ("plain sign/abs/pow p=1.1", lambda ps: Plain(ps, lr=1e-6, p=1.1)),
 ]

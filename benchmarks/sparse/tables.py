@@ -28,7 +28,7 @@ def name_of(row: Row) -> str:
         return f"MirrorAdam p = {options['p']:g}{l1}"
     title = {"adamw": "AdamW", "muon": "Muon", "rigl": "RigL (AdamW)", "padam": "pAdam", "adabreg": "AdaBreg"}
     extra = f" α = {options['alpha']:g}" if "alpha" in options else ""
-    return title.get(row["method"], row["method"]) + extra
+    return f"{title.get(row['method'], row['method'])}{extra}"
 
 
 def best(rows: list[Row]) -> Row:
@@ -107,19 +107,25 @@ def draw(rows: list[Row], path: Path) -> None:
         left = [100 * (1 - share) for share in shares]
         means, halves = zip(*(interval([row["test"] for row in found[name, share]]) for share in shares))
         bars = [half or 0.0 for half in halves]
-        axes.errorbar(left, means, yerr=bars, marker="o", markersize=4, capsize=3, linewidth=1.2, label=name)
+        line = axes.plot(left, means, linewidth=1.2, label=name)[0]
+        for x, y, bar, share in zip(left, means, bars, shares):
+            hollow = found[name, share][0]["note"] == "tune"
+            face = "white" if hollow else line.get_color()
+            style = {"color": line.get_color(), "markerfacecolor": face, "markersize": 5, "capsize": 3}
+            axes.errorbar(x, y, yerr=bar or None, marker="o", **style)
     axes.set(xscale="log", xlabel="non-zero entries of all matrices, %", ylabel="test loss, nats per word piece")
     axes.set_xticks([100, 50, 20, 10, 5, 2], ["100", "50", "20", "10", "5", "2"])
     axes.minorticks_off()
     axes.invert_xaxis()
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, title="hollow: the seed that chose the rate")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
 def main(source: Path) -> None:
     rows = [json.loads(line) for line in source.read_text().splitlines() if line]
+    rows = [row for row in rows if row["corpus"] == "imdb"]
     text = (Path(__file__).parent / "protocol.md").read_text()
     (ROOT / "benchmarks/results/sparse.md").write_text(text + "\n" + tables(rows))
     draw(rows, ROOT / "docs/images/sparse.png")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm.optim._edits import signature
 
 FORMS = [
     *[("cpu", {"foreach": foreach}) for foreach in (True, False)],
@@ -158,7 +159,7 @@ def edit(w: Tensor) -> None:
     w.mul_((torch.arange(w.numel(), device=w.device).view(w.shape) % 2).to(w.dtype))
 
 
-@pytest.mark.parametrize("size", [10, 5000, 5001])  # of which a copy, or sums, are kept
+@pytest.mark.parametrize("size", [10, 9000, 9001])  # gathered or alone
 @pytest.mark.parametrize("name", ["descent", "adam"])
 @pytest.mark.parametrize("p", [1.1, 1.5, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -198,7 +199,7 @@ def test_edits_hold_in_a_compiled_step(adam):
 
 
 @pytest.mark.parametrize(
-    "edit",
+    "change",
     [
         lambda w: w[torch.randperm(len(w))],
         lambda w: w[:, torch.randperm(w.shape[1])],
@@ -208,16 +209,13 @@ def test_edits_hold_in_a_compiled_step(adam):
     ],
     ids=["rows", "columns", "signs", "one entry", "the last entry"],
 )
-@pytest.mark.parametrize("shape", [(64, 96), (129, 131), (30, 40)])
-def test_every_kind_of_edit_is_noticed(edit, shape):
-    from attsvm.optim._edits import signature, unchanged
-
+@pytest.mark.parametrize("shape", [(128, 96), (129, 131), (30, 40)])
+def test_every_kind_of_edit_is_noticed(change, shape):
     torch.manual_seed(0)
     w = torch.randn(shape)
     before = signature(w)
-    assert unchanged(w, before)
-    assert unchanged(w.t().contiguous().t(), before)
-    assert not unchanged(edit(w), before)
+    assert torch.equal(signature(w.t().contiguous().t()), before)
+    assert not torch.equal(signature(change(w)), before)
 
 
 def test_an_optimizer_with_masks_can_be_copied():

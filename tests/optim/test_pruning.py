@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_task import batch, loss_of, network, same
 from torch import nn
+from two_processes import run_pair
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
@@ -202,3 +203,30 @@ def test_accumulated_gradients_change_nothing():
     for a, b in zip(whole[0].parameters(), parts[0].parameters()):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
     assert zeros(whole[0]) == zeros(parts[0])
+
+
+def _sharded(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for name in ("MirrorAdam", "AdamW"):
+        for options in ({}, {"scope": "layer"}, {"structure": "2:4", "sparsity": 0.5}):
+            results = []
+            for sharded in (False, True):
+                model = network()
+                if sharded:
+                    fully_shard(model, mesh=mesh)
+                optimizer = OPTIMIZERS[name](param_groups(model, 1.5))
+                settings = {"sparsity": 0.8, "total_steps": STEPS, "every": 3, **options}
+                train(model, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
+                weights = [layer.weight.detach() for layer in (model[0], model[2])]
+                results.append([w.full_tensor() if sharded else w for w in weights])
+            for whole, parts in zip(*results):
+                torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-5)
+                assert torch.equal(parts == 0, whole == 0)
+
+
+@pytest.mark.slow
+def test_sharded_parameters_lose_the_same_entries():
+    run_pair(_sharded)

@@ -71,7 +71,7 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         >>> _ = prune(model, 0.75)
         >>> print(sparsity_report(model))
         name             shape  zeros   Gini  10% more
-        0.weight         16×32  75.0%  0.769     0.216
+        0.weight         16×32  75.0%  0.762     0.280
         all: 75.00% of the entries are 0
     """
     rows, zeros, entries = [], 0, 0

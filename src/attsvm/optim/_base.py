@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
-from attsvm.optim._edits import signature, unchanged
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
@@ -42,6 +42,11 @@ def zero_pruned(masks: Masks, *columns: Tensors) -> None:
                 t.masked_fill_(pruned, 0)
 
 
+def masked(masks: Masks, grads: Tensors) -> Tensors:
+    """Gradients that are 0 where a mask is: then states and weights that are 0 stay so."""
+    return [grad if mask is None else torch.where(mask, grad, 0) for mask, grad in zip(masks, grads)]
+
+
 def zeros_like(param: Tensor) -> Tensor:
     """A state tensor laid out and sharded as the parameter."""
     return torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.preserve_format)
@@ -54,8 +59,8 @@ class MirrorOptimizer(Optimizer, ABC):
     # state.
     _versions: dict[float, dict[int, int]]
     _calls: int  # of step, in this process
-    # Of weights with a mirror variable what tells a change through `.data`, where the step does not read them anyway.
-    _signatures: dict[int, Tensor]
+    # Tells changes through `.data` of weights with a mirror variable, where the step does not read them anyway.
+    _watch: Watch
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
     # Whose saved states it takes.
@@ -65,7 +70,7 @@ class MirrorOptimizer(Optimizer, ABC):
         if defaults["fused"] and defaults["foreach"]:
             raise AttsvmError("fused and foreach cannot both be True.")
         self._check_options(defaults)  # before the parameters, as torch's optimizers do
-        self._versions, self._signatures, self._calls = {}, {}, 0
+        self._versions, self._watch, self._calls = {}, Watch(), 0
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -99,7 +104,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._versions, self._signatures, self._calls = {}, {}, 0
+        self._versions, self._watch, self._calls = {}, Watch(), 0
         for group in self.param_groups:
             for name, value in _LATER.items():
                 group.setdefault(name, value)
@@ -128,7 +133,7 @@ class MirrorOptimizer(Optimizer, ABC):
             self._init_group(group, fused, params, weights, grads, masks, *states)
             if params:
                 self._step_group(group, fused, weights, grads, masks, *states)
-                self._remember(group["p"], fused, params, weights)
+                self._remember(group["p"], params, weights)
         if not torch.compiler.is_compiling():
             self._calls += 1
             if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
@@ -139,8 +144,8 @@ class MirrorOptimizer(Optimizer, ABC):
         """Steps of a power of 2, so that it costs nothing in a long training."""
         for group in self.param_groups:
             weights = [local(param) for param in group["params"] if param.grad is not None and group["p"] < 2]
-            weights = [weight for weight in weights if weight.numel() and not _capturing(weight) and not weight.is_meta]
-            if weights and not all(bool(weight.abs().max() < torch.inf) for weight in weights):
+            weights = [weight for weight in weights if weight.numel() and not capturing(weight) and not weight.is_meta]
+            if weights and not all(bool(torch.linalg.vector_norm(w, torch.inf) < torch.inf) for w in weights):
                 warnings.warn(
                     f"after {self._calls} steps weights of a group with p = {group['p']:g} are inf or nan: lower lr, "
                     f"which is {float(group['lr']):g} now, and keep lr/(p − 1) at a few percent"
@@ -170,7 +175,7 @@ class MirrorOptimizer(Optimizer, ABC):
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions, fused) if has_mirror(weight, p) else weight
+                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
                 rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
@@ -277,25 +282,22 @@ class MirrorOptimizer(Optimizer, ABC):
         """torch's own check is private and has changed its name."""
         if torch.compiler.is_compiling() or all(group["capturable"] for group in self.param_groups):
             return
-        if any(_capturing(param) for group in self.param_groups for param in group["params"][:1]):
+        if any(capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], fused: bool) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step.
-
-        A weight that others changed wins. The kernels see to it themselves.
-        """
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
             return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version and (fused or self._untouched(param, weight)):
+        if versions.get(id(param)) == weight._version:
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
-        if not _capturing(weight):
+        if not capturing(weight):
             same = means(theta, weight, p)
             theta.copy_(torch.where(same, theta, (_checked_mirror if edited else mirror_of)(weight, p)))
             if REST in state:
@@ -320,28 +322,21 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _untouched(self, param: Tensor, weight: Tensor) -> bool:
-        if _capturing(weight):
-            return True
-        before = self._signatures.get(id(param))
-        return before is not None and unchanged(weight, before)
+    def _watcher(self, weights: Tensors) -> Watch | None:
+        """Who looks for edits: nobody under capture; a compiled step compares by itself."""
+        return None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
 
-    def _remember(self, p: float, fused: bool, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
             versions = self._versions.setdefault(p, {})
             versions.update((id(param), weight._version) for param, weight in zip(params, weights))
-            for param, weight in zip(params, weights):
-                if fused or _capturing(weight):
-                    self._signatures.pop(id(param), None)
-                elif has_mirror(weight, p):
-                    self._signatures[id(param)] = signature(weight)
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:
     """θ, with a warning where it is 0 and the weight is of some size: the step would set the weight to 0."""
     theta = mirror_of(weight, p)
-    if p > LEAST_UNDERFLOWING_P and weight.numel() and not weight.is_meta and not _capturing(weight):
+    if p > LEAST_UNDERFLOWING_P and weight.numel() and not weight.is_meta and not capturing(weight):
         size = weight.abs()
         lost = int(((theta == 0) & (size > 1e-3 * size.max())).sum())
         if lost:
@@ -353,5 +348,5 @@ def _checked_mirror(weight: Tensor, p: float) -> Tensor:
     return theta
 
 
-def _capturing(t: Tensor) -> bool:
+def capturing(t: Tensor) -> bool:
     return t.is_cuda and torch.cuda.is_current_stream_capturing()

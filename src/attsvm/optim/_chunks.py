@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import NO_SCRATCH, Scratch
 
 # Entries of a chunk: on a CPU for each thread up to MOST, elsewhere of small tensors together (a large one is alone).
@@ -37,13 +38,15 @@ def chunks(
     small: int,
     keys: Sequence[Any] | None = None,
     gathered: int | None = None,
+    watch: Watch | None = None,
+    p: float = 2.0,
 ) -> Iterator[Chunk]:
     """Chunks that together hold every entry once, of one key each; on a CPU tensors of up to `small` entries together.
 
     What the caller writes to a row's tensors, other than the gradient, is in the parameters and states when the
     iterator has come to its end. In a row of several parts the weight, unless it is its own mirror variable, must be
     written and has no value before. With `gathered`, on a CPU only so many columns are put together: a row of several
-    parts has no others.
+    parts has no others. `watch` sees the weights before and after they are stepped, at p.
     """
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
@@ -55,6 +58,8 @@ def chunks(
         small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
+            if watch is not None:
+                watch.before(parts, p)
             for row in _as_one(parts, gathered if on_cpu else None):
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
@@ -62,6 +67,8 @@ def chunks(
                     scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(2)) if fits else NO_SCRATCH
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
+            if watch is not None:
+                watch.after(parts)
 
 
 class _Kept(threading.local):

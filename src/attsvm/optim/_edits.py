@@ -1,34 +1,65 @@
 """Whether somebody else changed a weight between two steps: also through `.data`, which no version counter sees."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
-SMALL = 1 << 12  # of so few entries a copy is kept
+from attsvm.optim._mirror_map import follow
+
 PIECES = 256
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Row = Sequence[Tensor]
+
+
+class Watch:
+    """Signatures of weights as a step left them, for steps that do not read the weights.
+
+    They are taken chunk by chunk, while the weights are in the cache.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, int, int], Tensor] = {}
+
+    def before(self, parts: Sequence[Row], p: float) -> None:
+        """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins."""
+        if parts[0][0] is parts[0][1]:
+            return
+        left = self._left.get(_key(parts))
+        if left is None or not torch.equal(left, _signature(parts)):
+            weights, mirrors, rests = ([row[k] for row in parts] for k in range(3))
+            follow(weights, mirrors, rests, p)
+
+    def after(self, parts: Sequence[Row]) -> None:
+        """Note the weights as they are now."""
+        if parts[0][0] is not parts[0][1]:
+            self._left[_key(parts)] = _signature(parts)
 
 
 def signature(weight: Tensor) -> Tensor:
-    """The bits of a small weight; of a large one the sums, as whole numbers, of the bits of about 256 pieces.
+    """The sums, as whole numbers, of the bits of about 256 pieces of a weight.
 
     A change of one entry changes the sum of its piece. Exchanged entries, as by a permutation of rows or columns, stay
     unnoticed only inside one piece, and pieces are of odd length, so that they do not end where rows do.
     """
     flat = weight.detach().reshape(-1)
     size = flat.element_size()
-    if flat.numel() <= SMALL:
-        return flat.view(_WORDS[size]).clone()
     if flat.storage_offset() * size % 8:
         flat = flat.clone()
     words = flat[: flat.numel() * size // 8 * 8 // size].view(torch.int64)
-    length = len(words) // PIECES | 1
+    length = max(len(words) // PIECES, 1) | 1
     count = len(words) // length
-    rest = flat[count * length * 8 // size :].view(_WORDS[size]).sum()
-    return torch.cat([words[: count * length].view(count, length).sum(1), rest.view(1)])
+    sums = words[: count * length].view(count, length).sum(1)
+    if count * length * 8 // size == flat.numel():
+        return sums
+    return torch.cat([sums, flat[count * length * 8 // size :].view(_WORDS[size]).sum().view(1)])
 
 
-def unchanged(weight: Tensor, before: Tensor) -> bool:
-    """Whether the weight has the signature that it had before."""
-    flat = weight.detach().reshape(-1)
-    now = flat.view(_WORDS[flat.element_size()]) if flat.numel() <= SMALL else signature(weight)
-    return torch.equal(now, before)
+def _signature(parts: Sequence[Row]) -> Tensor:
+    return signature(parts[0][0] if len(parts) == 1 else _flatten_dense_tensors([row[0] for row in parts]))
+
+
+def _key(parts: Sequence[Row]) -> tuple[int, int, int]:
+    return parts[0][0].data_ptr(), parts[0][0].numel(), len(parts)

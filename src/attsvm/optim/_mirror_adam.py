@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
 from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
@@ -71,7 +72,7 @@ class MirrorAdam(MirrorOptimizer):
     small: exponentiated gradient with Adam's signs and confidences. At p = 1.1, lr = 1e-3 and a weight of
     0.02 (:math:`\theta = 0.68`) that is 1.5% a step. Three things follow. The step adapts to layers of different scale
     by itself, so a wide range of lr works. Small weights stay small in absolute terms while useful ones grow in
-    proportion, so the weights become sparse and can be pruned. And no weight overshoots: to change its sign it must
+    proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must
     pass :math:`\theta` from about 1 to −1, which takes of order :math:`1/\gamma` steps of one mind.
     The last is also where it fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly
     moves. Give such parameters p = 2, which is AdamW, in a group of their own.
@@ -88,6 +89,9 @@ class MirrorAdam(MirrorOptimizer):
         eps: added to the root of the second moment.
         p: the exponent, 1 < p < inf.
         weight_decay: factor :math:`\lambda`; the default is AdamW's.
+        l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
+        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
+            (``"weight"``). For p = 2 they are the same, the proximal step.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
@@ -183,6 +187,7 @@ class MirrorAdam(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
+            watch=None if fused else self._watcher(weights),
         )
 
 
@@ -208,6 +213,7 @@ def mirror_adam(
     masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
+    watch: Watch | None = None,
 ) -> None:
     """The arithmetic of :class:`MirrorAdam`.
 
@@ -223,6 +229,7 @@ def mirror_adam(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
+    grads = masked(masks, grads)
     if state_steps[0].is_cpu and not torch.compiler.is_compiling():
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
         counts = torch.stack(state_steps).tolist()
@@ -233,13 +240,15 @@ def mirror_adam(
     one_by_one = foreach is False or counts is state_steps or leaves_weights(lr)
     path = _single_tensor_mirror_adam if one_by_one else _multi_tensor_mirror_adam
     columns = params, mirrors, rests, grads, exp_avgs, exp_avg_sqs
-    path(columns, counts, lr, pull, a, threshold, beta1, beta2, eps, maximize)
+    path(columns, counts, p, watch, lr, pull, a, threshold, beta1, beta2, eps, maximize)
     zero_pruned(masks, params, mirrors, rests, exp_avgs, exp_avg_sqs)
 
 
 def _single_tensor_mirror_adam(
     columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
+    p: float,
+    watch: Watch | None,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
@@ -247,12 +256,18 @@ def _single_tensor_mirror_adam(
     *moments: Any,
 ) -> None:
     for *row, count in zip(*columns, counts):
+        if watch is not None:
+            watch.before([row], p)
         _step(row, _adam(row, count, lr, *moments), lr, pull, a, l1, NO_SCRATCH)
+        if watch is not None:
+            watch.after([row])
 
 
 def _multi_tensor_mirror_adam(
     columns: Sequence[Tensors],
     counts: Sequence[float | Tensor],
+    p: float,
+    watch: Watch | None,
     lr: float | Tensor,
     pull: float | Tensor,
     a: float,
@@ -261,7 +276,7 @@ def _multi_tensor_mirror_adam(
 ) -> None:
     gathered = None if isinstance(lr, Tensor) else 3
     steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
-    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered):
+    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered, watch=watch, p=p):
         if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
             subtract = _adam_at_once(chunk, steps[chunk.key], lr, *moments)
         else:

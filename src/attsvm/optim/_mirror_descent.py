@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_normalize
 from attsvm.optim._chunks import SMALL, chunks
+from attsvm.optim._edits import Watch
 from attsvm.optim._fused import kernels, launches, outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
@@ -61,10 +62,11 @@ class MirrorDescent(MirrorOptimizer):
     Gradients live in the dual space, where :math:`\theta` lives; so do the momentum buffer and the step. Heavy ball and
     Nesterov are those of :class:`torch.optim.SGD` with :math:`\theta` in the place of the weights.
 
-    **Small p makes sparse weights.** A step changes a weight by :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near
-    p = 1 in proportion to its size. On separable data the direction of W goes to the ℓp max-margin solution.
-    Weights that start at 0 hardly move for p near 1 (they need :math:`|\theta|` of order 1): give biases and norm
-    parameters p = 2 in a group of their own. The same lr means very different steps for different p.
+    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by
+    :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near p = 1 in proportion to its size. On separable data the direction
+    of W goes to the ℓp max-margin solution. Weights that start at 0 hardly move for p near 1 (they need
+    :math:`|\theta|` of order 1): give biases and norm parameters p = 2 in a group of their own. The same lr means very
+    different steps for different p.
 
     **The mirror variable is the state** (``state["mirror"]``), in float32 even for bf16 and fp16 parameters, whose
     master weights it is. A weight at 0 is no trap, since :math:`\theta` moves while :math:`|\theta|^{1/(p-1)}` still
@@ -75,10 +77,9 @@ class MirrorDescent(MirrorOptimizer):
     :math:`\lambda (p-1) \psi(W) = \lambda \frac{p-1}{p} \lVert W \rVert_p^p`, so the minimised objective is
     f plus this ℓp penalty. SGD's weight decay goes into the momentum; without momentum both are the same at p = 2.
 
-    **Weights changed by hand** between two steps: an in-place change (``weight.mul_(…)``, ``load_state_dict`` of the
-    model) is noticed, and :math:`\theta` is made anew where it no longer means the weight. A change through ``.data``,
-    or between compiled steps, is not: call :meth:`resync` after it, or the next step may overwrite it. A group's p may
-    be changed too: :math:`\theta` is made anew.
+    **Weights changed by hand** between two steps (``weight.mul_(…)``, ``weight.data.mul_(mask)``, ``load_state_dict``
+    of the model) are noticed, and :math:`\theta` is made anew where it no longer means the weight. A group's p may be
+    changed too. :meth:`set_mask` sets entries to 0 for good; :class:`GradualPruning` does so while training.
 
     **In float32** the weights are within 1e-6 of float64 after 100 steps of size 1e-3 for p from 1.08 to 5, and within
     1e-5 for p from 1.01 to 10. A rounding of :math:`\theta` is 1/(p − 1) times as large in the weight. So for p ≤ 4/3
@@ -99,6 +100,9 @@ class MirrorDescent(MirrorOptimizer):
         normalize: divide gradients by their dual norm :math:`\lVert g \rVert_q`: each by its own (``"tensor"``) or all
             by that of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2, DTensor)
             is the norm of the whole parameter. A gradient of 0 makes no step.
+        l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
+        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
+            (``"weight"``). For p = 2 they are the same, the proximal step.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
@@ -197,6 +201,7 @@ class MirrorDescent(MirrorOptimizer):
             masks=masks,
             l1=group["l1"],
             l1_of=group["l1_of"],
+            watch=None if fused else self._watcher(weights),
         )
 
 
@@ -220,6 +225,7 @@ def mirror_descent(
     masks: Masks = (),
     l1: float = 0.0,
     l1_of: str = "mirror",
+    watch: Watch | None = None,
 ) -> None:
     """The arithmetic of :class:`MirrorDescent`.
 
@@ -237,19 +243,32 @@ def mirror_descent(
         return
     if torch.compiler.is_compiling():
         follow(params, mirrors, rests, p)
+    grads = masked(masks, grads)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
     one_by_one = foreach is False or torch.compiler.is_compiling() or leaves_weights(lr)
     path = _single_tensor_mirror_descent if one_by_one else _multi_tensor_mirror_descent
-    path(params, grads, mirrors, rests, momentum_buffers, lr, pull, a, threshold, momentum, nesterov, maximize)
+    columns = params, grads, mirrors, rests, momentum_buffers
+    path(*columns, p, watch, lr, pull, a, threshold, momentum, nesterov, maximize)
     zero_pruned(masks, params, mirrors, rests, momentum_buffers or params)
 
 
 def _single_tensor_mirror_descent(
-    params: Tensors, grads: Tensors, mirrors: Tensors, rests: Tensors, momentum_buffers: Tensors, *settings: Any
+    params: Tensors,
+    grads: Tensors,
+    mirrors: Tensors,
+    rests: Tensors,
+    momentum_buffers: Tensors,
+    p: float,
+    watch: Watch | None,
+    *settings: Any,
 ) -> None:
     for row in zip(params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])):
+        if watch is not None:
+            watch.before([row], p)
         _descend(row, NO_SCRATCH, *settings)
+        if watch is not None:
+            watch.after([row])
 
 
 def _multi_tensor_mirror_descent(
@@ -258,10 +277,12 @@ def _multi_tensor_mirror_descent(
     mirrors: Tensors,
     rests: Tensors,
     momentum_buffers: Tensors,
+    p: float,
+    watch: Watch | None,
     *settings: Any,
 ) -> None:
     columns = params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])
-    for chunk in chunks(*columns, small=SMALL):
+    for chunk in chunks(*columns, small=SMALL, watch=watch, p=p):
         _descend(chunk.row, chunk.scratch, *settings)
 
 

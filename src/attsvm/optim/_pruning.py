@@ -100,6 +100,8 @@ class GradualPruning:
         named = _prunable(self.optimizer, params)
         self.params = [param for _, param in named]
         self._units = _units(named, structure, heads)
+        if regrow > 0 and any(is_sharded(param) for param in self.params):
+            raise AttsvmError("regrow takes no sharded parameters: leave it out.")
         self._masks: dict[Tensor, Tensor] = {}
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
@@ -134,7 +136,7 @@ class GradualPruning:
         return {param: self.optimizer.state[param][MASK] for param in self.params if self._mask(param) is not None}
 
     def achieved(self) -> float:
-        """The share of zeros now, of the weights that may be pruned."""
+        """The share of zeros now, of the weights that may be pruned; of sharded ones, of this rank's."""
         zeros, all_ = (sum(int(f(local(p))) for p in self.params) for f in (lambda w: (w == 0).sum(), Tensor.numel))
         return zeros / max(all_, 1)
 
@@ -200,7 +202,6 @@ class GradualPruning:
             gradients.append(local(param.grad))
         part = self.regrow / 2 * (1 + math.cos(math.pi * (self.count - self.first) / max(self.last - self.first, 1)))
         kept = min(local(p).abs()[before[p]].min().item() for p in self.params if before[p].any())
-        sharded = any(is_sharded(param) for param in self.params)
         self._prune(share + part * (1 - share))
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
@@ -213,7 +214,7 @@ class GradualPruning:
         wanted = total - round(share * total) - stay
         if wanted <= 0:
             return
-        grown = smallest(scores, [1] * len(scores), wanted / total, sharded)
+        grown = smallest(scores, [1] * len(scores), wanted / total)
         for param, grad, back in zip(self.params, gradients, grown):
             self._set(param, masks[param] | back)
             self._wake(param, grad, back, kept)
