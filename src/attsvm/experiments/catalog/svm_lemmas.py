@@ -55,18 +55,21 @@ def _lemma_7(data: TokenData, W: Tensor, V: Tensor) -> Tensor:
     return (left.abs() / (2 * spread * a.abs().amax(-1) * rest.square())).amax(1)
 
 
-def _far(data: TokenData, tokens: Tensor, W_mm: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ratio of Lemmas 11 and 14 at a large W that leans from W_mm as far as half of its margin; ⟨−∇L, V⟩ for another
+def _far(
+    data: TokenData, tokens: Tensor, W_mm: Tensor, noise: Tensor, tilt: Tensor | float = TILT
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ratio of Lemmas 11 and 14 at a large W that leans from W_mm by this share of its margin; ⟨−∇L, V⟩ for another
     such V; and where all of this is known."""
     unit = Frobenius().unit(noise)
     shift = margins(data, tokens, unit).abs()
     shift = shift.masked_fill(shift.isinf(), 0.0).amax((1, 2, 3))
-    leaning = W_mm + (TILT / shift)[:, None, None] * unit
+    lean = (tilt / shift)[:, None, None] * unit
+    leaning = W_mm + lean
     W = FAR * leaning
     down = -gradient(data, W)
     known = (down.abs().amax((1, 2)) > 0) & W_mm.isfinite().all(-1).all(-1)
     ratio = _inner(down, Frobenius().unit(W)) / ((1 + PI) * _inner(down, Frobenius().unit(W_mm)))
-    other = W_mm - (TILT / shift)[:, None, None] * unit
+    other = W_mm - lean
     return torch.where(known, ratio, torch.nan), _inner(down, other), known
 
 
@@ -95,7 +98,10 @@ def run(params: Params, trials: range, device: str) -> Columns:
     there = limit(data, alpha, "l2")
     is_local = is_locally_optimal(data, alpha, there)
     W_alpha = torch.where(there.solved[:, None, None], there.W, torch.nan).nan_to_num(nan=1.0)
-    ratio, local_down, local_known = _far(data, alpha, W_alpha, 0.1 * noise)
+    # The cone is as narrow as the tokens that are no support tokens lie close behind those.
+    excess = (margins(data, alpha, W_alpha) - 1).masked_fill(there.support_tokens, torch.inf)
+    gap = excess.scatter(-1, alpha[..., None], torch.inf).amin((1, 2, 3)).clamp(0, 1)
+    ratio, local_down, local_known = _far(data, alpha, W_alpha, noise, TILT * gap)
     found["Lemma 14"] = torch.where(local_known & is_local, ratio, torch.nan)
     columns = {f"ratio: {name}": array(value) for name, value in found.items()}
     return columns | {
@@ -138,6 +144,7 @@ EXPERIMENT = Experiment(
     paper="TF-as-SVM, Lemmas 2, 4, 7, 8, 11 to 14",
     statement="Optimal tokens minimise the loss, its gradient is Lipschitz, GD descends, and far out the gradient "
     "points to the SVM solution more than along W itself.",
+    version=2,
     grid={"scale": [0.1, 1.0, 10.0]},
     run=run,
     figure=figure,
