@@ -46,7 +46,7 @@ def test_blocks_run_in_turn(document: Path, tmp_path: Path, monkeypatch: pytest.
 def test_docstrings_run(module: Path) -> None:
     dotted = ".".join(module.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     result = doctest.testmod(importlib.import_module(dotted), optionflags=doctest.ELLIPSIS)
-    assert result.attempted
+    assert result.attempted or "+SKIP" in module.read_text(encoding="utf-8")
     assert not result.failed
 
 

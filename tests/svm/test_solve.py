@@ -280,6 +280,11 @@ def test_solutions_are_saved_indexed_and_shown(tmp_path) -> None:
         assert torch.equal(loaded.W.nan_to_num(), solution.W.nan_to_num())
         assert torch.equal(loaded.support_tokens, solution.support_tokens)
         assert torch.equal(loaded.multipliers, solution.multipliers)
+    with np.load(tmp_path / "solution.npz") as saved:
+        broken = {name: saved[name] for name in saved} | {"status": np.zeros(12, dtype=np.int64)}
+    np.savez(tmp_path / "broken.npz", **broken)
+    with pytest.raises(attsvm.AttsvmError, match="W must be finite where the status is solved"):
+        attsvm.MaxMargin.load(tmp_path / "broken.npz")
     assert torch.equal(solution[3].lower, solution.lower[3:4])
     assert torch.equal(solution[-1].support_tokens, solution.support_tokens[-1:])
     assert torch.equal(solution[solution.solved].norm, solution.norm[solution.solved])

@@ -20,7 +20,6 @@ from attsvm.files import checked_path
 from attsvm.geometry import parse_geometry
 from attsvm.svm import MaxMargin, att_svm, solve
 
-
 NAMED = 3
 """Infeasible trials whose reason is printed."""
 

@@ -43,6 +43,9 @@ def starting_lr(
         weights: the parameters, named or not, or their module, at their start; or their typical size, a number.
 
     Example:
+        >>> import torch
+        >>> import attsvm
+        >>> model = torch.nn.Linear(16, 16)
         >>> groups = attsvm.optim.param_groups(model, p=1.1)
         >>> for group in groups:
         ...     group["lr"] = starting_lr(3e-4, group["p"], group["params"])

@@ -36,8 +36,8 @@ def from_torch(
             not translated; ``normalize`` needs one.
 
     Example:
-        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-        >>> optimizer.load_state_dict(torch.load("adamw.pt"))
+        >>> model = torch.nn.Linear(16, 16)
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)  # as far as it was trained
         >>> optimizer = from_torch(optimizer, model, p=1.1)
     """
     if not isinstance(optimizer, Adam | AdamW | SGD):

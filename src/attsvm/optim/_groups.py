@@ -94,6 +94,7 @@ def param_groups(
     A weight that torch.nn.utils normalises or prunes is told apart as the weight itself is.
 
     Example:
+        >>> import attsvm
         >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, bias=False)
         >>> groups = param_groups(model, p=1.1, lr=1e-3)
         >>> describe_groups(groups)

@@ -65,6 +65,7 @@ class GradualPruning:
         heads: number of heads, for ``structure="head"``.
 
     Example:
+        >>> from attsvm.optim import MirrorAdam, param_groups
         >>> model = torch.nn.Linear(64, 64)
         >>> optimizer = MirrorAdam(param_groups(model, p=1.1), lr=4e-3)
         >>> pruning = GradualPruning(optimizer, sparsity=0.95, total_steps=100, every=5)

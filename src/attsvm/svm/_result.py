@@ -184,6 +184,9 @@ class MaxMargin:
             problem = MarginProblem(**{name: tensors.get(name) for name in _PROBLEM}, layout=layout)  # type: ignore
             geometry = geometry or from_facts(Geometry, "geometry", facts["geometry"])
             own = {name: tensors[name] for name in _OWN}
+            solved = tensors["status"] == Status.SOLVED
+            if not bool(own["W"][solved].isfinite().all() and own["upper"][solved].isfinite().all()):
+                raise AttsvmError("W must be finite where the status is solved, but it is not.")
             return cls(problem=problem, geometry=geometry, codes=tensors["status"], **own)
         except AttsvmError as error:
             raise AttsvmError(f"{path}: {error}") from error
