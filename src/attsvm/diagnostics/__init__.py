@@ -1,7 +1,7 @@
 """What came of a training run: measures, token selection, cones, assumptions, constants, rates, and the verdict."""
 
 from attsvm.diagnostics._assumptions import (
-    Check,
+    Condition,
     assumption_a,
     assumption_b1,
     assumption_b2,
@@ -50,7 +50,7 @@ __all__ = [
     "ADVICE",
     "PRINTED",
     "PROVED",
-    "Check",
+    "Condition",
     "Constants",
     "HeadVerdict",
     "Predictions",

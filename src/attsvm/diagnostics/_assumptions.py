@@ -23,7 +23,7 @@ EQUAL_SCORES = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Check:
+class Condition:
     """An assumption: does it hold (B,), the quantity behind it (B,), and how it was established.
 
     `samples` is None for an exact check. Otherwise it is the number of cases tried per trial, and True means that none
@@ -38,7 +38,7 @@ class Check:
 
     def __repr__(self) -> str:
         how = "exact" if self.samples is None else f"{self.samples} samples"
-        return f"Check({self.name}: holds in {int(self.holds.sum())} of {len(self.holds)} trials, {how})"
+        return f"Condition({self.name}: holds in {int(self.holds.sum())} of {len(self.holds)} trials, {how})"
 
 
 def assumption_a(loss: Any) -> bool:
@@ -49,7 +49,7 @@ def assumption_a(loss: Any) -> bool:
     return as_loss(loss).bounded_slopes
 
 
-def assumption_b1(data: TokenData, solution: MaxMargin, *, as_in_paper: bool = False) -> Check:
+def assumption_b1(data: TokenData, solution: MaxMargin, *, as_in_paper: bool = False) -> Condition:
     """B.1: the optimal tokens are unique and all other tokens are support tokens of their SVM, `solution`.
 
     With `as_in_paper` the mean margin below 1.1 decides, as in Figure 5.
@@ -62,10 +62,10 @@ def assumption_b1(data: TokenData, solution: MaxMargin, *, as_in_paper: bool = F
     mean = torch.where(count > 0, mean, 1.0)
     tight = mean < MEAN_MARGIN if as_in_paper else (solution.support_tokens | ~others).flatten(1).all(1)
     holds = tight & solution.solved & has_unique_optimum(data)
-    return Check("B.1", holds, mean, "mean margin of the non-optimal tokens (1: all are support tokens)")
+    return Condition("B.1", holds, mean, "mean margin of the non-optimal tokens (1: all are support tokens)")
 
 
-def assumption_b2(data: TokenData) -> Check:
+def assumption_b2(data: TokenData) -> Condition:
     """B.2: the optimal tokens are unique and in each query all other tokens have the same score."""
     scores = data.scores()
     others = data.mask.scatter(-1, data.optimal_tokens()[..., None], False)
@@ -74,17 +74,17 @@ def assumption_b2(data: TokenData) -> Check:
     spread = torch.where(others.any(-1), highest - lowest, 0.0).amax((1, 2))
     size = scores.masked_fill(~data.mask, 0.0).abs().amax((1, 2, 3))
     holds = (spread <= EQUAL_SCORES * size) & has_unique_optimum(data)
-    return Check("B.2", holds, spread, "largest difference of two non-optimal scores of a query")
+    return Condition("B.2", holds, spread, "largest difference of two non-optimal scores of a query")
 
 
-def assumption_c(data: TokenData, loss: Any = "logistic") -> Check:
+def assumption_c(data: TokenData, loss: Any = "logistic") -> Condition:
     """C: the first gradient step from W = 0 separates, (x_t − x_opt)ᵀ ∇L(0) z > 0 for all non-optimal tokens."""
     G = gradient(data, data.X.new_zeros(data.B, data.d, data.e), loss)
     smallest = margins(data, data.optimal_tokens(), -G).amin((1, 2, 3))
-    return Check("C", smallest > 0, smallest, "smallest (x_t − x_opt)ᵀ ∇L(0) z")
+    return Condition("C", smallest > 0, smallest, "smallest (x_t − x_opt)ᵀ ∇L(0) z")
 
 
-def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int = 0) -> Check:
+def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int = 0) -> Condition:
     """E: mixtures x(s) of α and low-score tokens obey Y h(x(s)) ≤ γ_α − c(1 − s_α) for some c > 0.
 
     The value is the largest such c, over all queries, +∞ where no query has a low-score token. It is exact where Y h
@@ -114,7 +114,7 @@ def assumption_e(data: TokenData, tokens: Any, *, samples: int = 4096, seed: int
         c = torch.where(unsigned, torch.minimum(c, drawn), c)
     value = c.amin((1, 2))
     used = samples if bool(unsigned.any()) else None
-    return Check("E", value > 0, value, "largest c with Y h(x(s)) ≤ γ_α − c(1 − s_α)", used)
+    return Condition("E", value > 0, value, "largest c with Y h(x(s)) ≤ γ_α − c(1 − s_α)", used)
 
 
 def _sampled_c(data: TokenData, tokens: Tensor, low: Tensor, samples: int, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attsvm.checks import as_count
 from attsvm.data import TokenData
-from attsvm.diagnostics._assumptions import Check
+from attsvm.diagnostics._assumptions import Condition
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import MarginProblem, att_svm, head_svm, solve
 from attsvm.tolerances import CHOICES, SHARP
@@ -22,7 +22,7 @@ SATURATED = 1e-6
 """1 − s_α below which differences of label margins are not used."""
 
 
-def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: int = 1024, seed: int = 0) -> Check:
+def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: int = 1024, seed: int = 0) -> Condition:
     """D: for every α ≠ opt some query with α ≠ opt has its optimal token among the support tokens of α's SVM.
 
     All T^(nK) choices are checked if they are at most 4096, else `samples` random ones per trial, the same numbers for
@@ -54,12 +54,12 @@ def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: i
         guarded = solution.support_tokens.gather(-1, opt[b][..., None])[..., 0]
         fine[block] = (wrong & guarded).flatten(1).any(1) | ~wrong.flatten(1).any(1) | ~solution.solved
     share = fine.reshape(data.B, len(choices)).double().mean(1)
-    return Check("D", share == 1, share, "share of token choices with an optimal support token", looked_at)
+    return Condition("D", share == 1, share, "share of token choices with an optimal support token", looked_at)
 
 
 def assumption_b_joint(
     data: TokenData, tokens: Any, geometry: Geometry | str = "l2", *, samples: int = 64, seed: int = 0
-) -> Check:
+) -> Condition:
     """B of mirror-descent's joint theorem: Γ − Γ′ ≥ ν(1 − s_iα) for all samples i and all W, with some ν > 0.
 
     Γ is the label margin of the tokens α, Γ′ that of the attended tokens Xᵀ softmax(X W z). The value is the smallest
@@ -80,7 +80,7 @@ def assumption_b_joint(
         power = torch.empty(()).uniform_(*SCALES, generator=generator).item()
         W = size * 10**power * (geometry.unit(noise) + (number % 2) * center)
         value = torch.minimum(value, label_loss(data, tokens, W, geometry, label))
-    return Check("B (joint)", value > 0, value, "smallest (Γ − Γ′)/(1 − s_iα), an upper bound of ν", samples)
+    return Condition("B (joint)", value > 0, value, "smallest (Γ − Γ′)/(1 − s_iα), an upper bound of ν", samples)
 
 
 def label_loss(data: TokenData, tokens: Tensor, W: Tensor, geometry: Geometry, label: Tensor) -> Tensor:
