@@ -7,9 +7,10 @@ from torch import nn
 
 from attsvm import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm.optim._fused import launches
 from attsvm.optim._mirror_adam import _fused_mirror_adam, _single_tensor_mirror_adam
 from attsvm.optim._mirror_descent import _fused_mirror_descent, _single_tensor_mirror_descent
-from attsvm.optim._mirror_map import inverse_exponent, signed_power
+from attsvm.optim._mirror_map import L1, inverse_exponent, signed_power
 from attsvm.optim._tables import table_of
 
 
@@ -141,3 +142,28 @@ def test_tables_say_where_tensors_and_their_blocks_are(sizes):
     blocks = [[i, place] for i, size in enumerate(sizes) for place in range(-(-size // block))]
     assert table.blocks.tolist() == blocks
     assert table.first.tolist() == [[i for i, _ in blocks].index(k) for k in range(len(sizes))] + [len(blocks)]
+
+
+@pytest.mark.parametrize(
+    ("p", "l1", "flags"),
+    [
+        (1.1, L1(0.0, False), {"N": 10, "KEEP": True, "L1": 0}),
+        (1.5, L1(0.1, False), {"N": 2, "KEEP": True, "L1": 1}),
+        (1.5, L1(0.1, True), {"N": 2, "KEEP": True, "L1": 2}),
+        (3, L1(0.1, True), {"N": -1, "KEEP": False, "L1": 2}),
+        (2, L1(0.1, True), {"N": 1, "KEEP": False, "L1": 1}),  # the same as of θ
+    ],
+)
+def test_kernels_are_told_of_masks_and_thresholds(p, l1, flags):
+    weights = [torch.ones(3), torch.ones(4)]
+    mirrors = weights if p == 2 else [torch.ones(3), torch.ones(4)]
+    masks = [None, torch.tensor([True, False, True, True])]
+    found = list(launches(weights, weights, mirrors, masks, mirrors, lr=0.1, pull=0.0, a=inverse_exponent(p), l1=l1))
+    assert [compiled["MASK"] for _, _, compiled in found] == [False, True]
+    for rows, scalars, compiled in found:
+        assert flags.items() <= compiled.items()
+        assert scalars == (0.1, 0.0, inverse_exponent(p), l1.strength)
+        (weight, _, theta, mask, _), *others = rows
+        assert not others
+        assert compiled["MIRROR"] == (theta is not weight)
+        assert mask.tolist() == [1, 0, 1, 1] if compiled["MASK"] else mask is theta
