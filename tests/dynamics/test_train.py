@@ -341,7 +341,7 @@ def test_a_checkpoint_resumes_its_own_run_and_no_other(data: TokenData, tmp_path
     assert same(whole, Trajectory.load(path))
     changed = {"lr": 0.1, "init": Gaussian(0.4), "loss": "exponential", "ridge": 0.1}
     for name, value in changed.items():
-        with pytest.raises(AttsvmError, match=f"holds a run with .*{name}"):
+        with pytest.raises(AttsvmError, match=f"holds another run, with .*{name}"):
             train(data, "l3", steps=300, checkpoint=path, **options | {name: value})
     with pytest.raises(AttsvmError, match="geometry"):
         train(data, "l2", steps=300, checkpoint=path, **options)
