@@ -71,7 +71,7 @@ def figure(rows: Rows) -> Figure:
                 j, i, text, ha="center", va="center", fontsize=7, color=colour, weight="bold" if predicted else None
             )
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
-    ax.set(xticks=range(len(NORMS)), xticklabels=[f"{norm} margin" for norm in NORMS])
+    ax.set(xticks=range(len(NORMS)), xticklabels=["ℓ2", "ℓ∞", "spectral", "ℓ1.5"], xlabel="norm of the margin")
     ax.set(yticks=range(len(rules)), yticklabels=labels)
     count = len(rows.where(rule=rules[0]))
     ax.set_title(f"share of the largest margin in each norm: median, and 10% to 90% of {count} trials")
