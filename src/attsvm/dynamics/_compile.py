@@ -13,7 +13,7 @@ from attsvm.data import FunctionHead, Head, TokenData
 from attsvm.dynamics._step import Method, States, step
 from attsvm.objective import Loss, is_small
 
-WORTHWHILE = 5000
+WORTHWHILE = 25_000
 """From this many steps on, a compiled step makes up for the seconds that compiling takes. The number of trials does not
 matter: eager and compiled arithmetic differ in the last bits, and a trial must end in the same place alone and in a
 batch."""

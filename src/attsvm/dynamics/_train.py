@@ -76,7 +76,8 @@ def train(
     resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored
     checkpoint  a .safetensors or .npz file in which the run is kept while it trains. If it holds a run of the same data
                 and options, that run is resumed; any other run is refused
-    compile     compile the step, about 3 times as fast; by default from 5,000 steps on, where a compiler is available
+    compile     compile the step, about 3 times as fast; by default from 25,000 steps on, where a compiler is there;
+                in large batches it pays earlier
 
     A trial's result does not depend on the others, except through `stop`. On the CPU of one machine it has the same
     bits alone and in a batch of any size, with two exceptions in the last bit. If a trial has more than 32,768 products
