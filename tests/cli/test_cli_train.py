@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 import torch
 from test_cli import run
 
-from attsvm.dynamics import Trajectory
+from attsvm.dynamics import RULES, Trajectory
+from attsvm.geometry import Lp
 
 TRAIN = ("train", "data.npz", "--geometry", "l1.75", "--steps", "400", "--normalize", "--quiet")
 
@@ -134,3 +136,14 @@ main()
     result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
     assert result.returncode == 130
     assert result.stderr == "Interrupted; no file was left half written.\n"
+
+
+def test_other_rules(folder: Path) -> None:
+    run("train", "data.npz", "--rule", "sign", "--steps", "30", "--lr", "0.05", "--out", "sign", "--quiet", cwd=folder)
+    trajectory = Trajectory.load(folder / "sign" / "trajectory.safetensors")
+    assert trajectory.geometry == Lp(math.inf)
+    assert trajectory.rule == RULES["sign"]
+    result = run("train", "data.npz", "--rule", "adma", "--steps", "3", "--out", "x", cwd=folder, check=False)
+    assert result.returncode == 1
+    assert "rule must be a Rule or one of gd, sign" in result.stderr
+    assert not (folder / "x").exists()

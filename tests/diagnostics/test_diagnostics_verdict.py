@@ -291,7 +291,7 @@ def test_conditions_of_the_theorems(data: TokenData) -> None:
         for number in ("3 (norm diverges)", "4 (global direction)"):
             assert v.theorems[f"TF-as-SVM Theorem {number}"].tolist() == [small] * 4
         local = v.conditions["mirror-descent Theorems 2 to 4 (local direction and rate)"]
-        assert local["constant step, not normalised"].all()
+        assert local["plain steps of one size"].all()
         assert local["ψ − ηL convex on recorded steps"].all()
         assert not local["W in the cone C_{p,μ,R}"].any()
     normalised = verdict(train(pairs, "l2", steps=20, compile=False))

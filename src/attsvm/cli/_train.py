@@ -34,7 +34,16 @@ def train_command(
     data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
     steps: Annotated[int, typer.Option(min=1, help="Steps to take in all.")],
-    geometry: Annotated[str, typer.Option(help="l and a number p > 1 (ℓp mirror descent), or nuclear.")] = "l2",
+    geometry: Annotated[
+        str | None,
+        typer.Option(
+            help="l and a number p > 1 (ℓp mirror descent), or nuclear; l2 if not given. With --rule: the norm "
+            "of the limit, what theory predicts if not given."
+        ),
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(help="Another way to step: gd, sign, spectral, adam, rmsprop, lion or muon.")
+    ] = None,
     parameterization: Annotated[Parameterization, typer.Option(help="What is trained.")] = Parameterization.W,
     normalize: Annotated[
         bool, typer.Option("--normalize/--plain", help="Steps of unit dual norm, or plain ones.")
@@ -70,6 +79,7 @@ def train_command(
                 steps=steps,
                 lr=Growing(lr, growing) if growing else lr,
                 normalize=normalize,
+                rule=rule,
                 loss=loss.value,
                 init=None if init_scale is None else Gaussian(init_scale, seed or 0),
                 m=width,

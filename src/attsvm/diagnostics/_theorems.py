@@ -74,7 +74,7 @@ class Facts:
         """What the theorems on descent ask of the rule: one constant step, along the gradient itself."""
         mirror = isinstance(self.run.rule, MirrorDescent)
         plain = mirror and not self.run.normalized and self.run.constant_lr is not None
-        return {"constant step, not normalised": self.everywhere(plain)}
+        return {"plain steps of one size": self.everywhere(plain)}
 
     @cached_property
     def lr(self) -> float:
