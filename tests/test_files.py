@@ -1,7 +1,9 @@
 """Files that appear whole or not at all, locks, array files and their schemas, and the identity of runs."""
 
+import hashlib
 import io
 import os
+import platform
 import subprocess
 import sys
 import zipfile
@@ -298,3 +300,15 @@ def test_a_damaged_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "one.npz").write_bytes(buffer.getvalue())
     with pytest.raises(AttsvmError, match="single array"):
         read_arrays(tmp_path / "one.npz")
+
+
+def test_a_run_folder_is_cleared_of_what_killed_writers_left(tmp_path: Path) -> None:
+    dead, host = 2**22 + 5, platform.node()  # no process has this number
+    token = f"{dead}-{hashlib.sha256(host.encode()).hexdigest()[:6]}-0123abcd"
+    living = f".weight.{os.getpid()}-{hashlib.sha256(host.encode()).hexdigest()[:6]}-0123abcd.tmp.svg"
+    for name in (f".weight.{token}.tmp.svg", f".verdict.{token}.tmp.json", living, ".mine.tmp.txt", "notes.txt"):
+        (tmp_path / name).write_text("half")
+    with run_folder(tmp_path, "train"):
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left >= {living, ".mine.tmp.txt", "notes.txt"}
+    assert not any(token in name for name in left)

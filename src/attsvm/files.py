@@ -34,6 +34,8 @@ _FREE = 2**30
 """Compressed archives may unpack to this many bytes, or to _RATIO times their size."""
 _RATIO = 100
 _LOCK = ".attsvm.lock"
+_TOKEN = re.compile(r"\.(\d+)-([0-9a-f]{6})-[0-9a-f]{8}\.tmp")
+"""Process and machine of its writer in the name of a temporary file."""
 _DIGEST = "sha256"
 
 
@@ -76,9 +78,16 @@ def atomic_paths(*paths: PathLike) -> Iterator[list[Path]]:
 
 
 def clear_leftovers(path: PathLike) -> None:
-    """Remove what writers of `path` that were killed left beside it. Those of living processes stay."""
+    """Remove what writers of `path` that were killed left beside it, or in it if it is a folder.
+
+    Those of living processes stay.
+    """
     target = Path(os.path.realpath(path))
-    for leftover in target.parent.glob(f"{glob.escape(_stem(target))}*.tmp{glob.escape(target.suffix[:20])}"):
+    if target.is_dir():
+        found = (file for file in target.glob(".*.tmp*") if _TOKEN.search(file.name))
+    else:
+        found = target.parent.glob(f"{glob.escape(_stem(target))}*.tmp{glob.escape(target.suffix[:20])}")
+    for leftover in found:
         if not _writer_lives(leftover.name):
             _remove(leftover)
 
@@ -312,7 +321,7 @@ def _host() -> str:
 
 def _writer_lives(name: str) -> bool:
     """Is the process that a temporary file names alive? That of another machine may be."""
-    found = re.search(r"\.(\d+)-([0-9a-f]{6})-[0-9a-f]{8}\.tmp", name)
+    found = _TOKEN.search(name)
     if found is None:  # of a version that wrote no process into the name
         return False
     if found[2] != _host() or os.name == "nt":  # where os.kill would end it

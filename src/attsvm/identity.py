@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attsvm.errors import AttsvmError
-from attsvm.files import PathLike, locked_folder
+from attsvm.files import PathLike, clear_leftovers, locked_folder
 
 KINDS = {
     "train": "trajectory.safetensors",
@@ -38,6 +38,7 @@ def run_folder(path: PathLike, kind: str) -> Iterator[Path]:
     """The folder of a run, made if needed, for this process alone and for this kind of run."""
     check_kind(path, kind)
     with locked_folder(path) as folder:
+        clear_leftovers(folder)
         yield folder
 
 
