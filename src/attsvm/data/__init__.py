@@ -2,10 +2,11 @@
 
 from attsvm.data._generate import example1, example2, figure1, orthonormal, sphere, trial_numbers, trial_streams
 from attsvm.data._heads import FunctionHead, Head, LinearHead, MLPHead, QuadraticHead
-from attsvm.data._io import from_arrays, load, save
+from attsvm.data._io import ARRAYS, from_arrays, load, save
 from attsvm.data._token_data import TokenData
 
 __all__ = [
+    "ARRAYS",
     "FunctionHead",
     "Head",
     "LinearHead",

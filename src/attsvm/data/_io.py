@@ -18,18 +18,21 @@ from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
 from attsvm.schema import Array, Schema
 
+ARRAYS = {
+    "X": Array("real", "B n T d"),
+    "Z": Array("real", "B n K e"),
+    "Y": Array("real", "B n K"),
+    "mask": Array("bool", "B n K T"),
+    "trials": Array("whole", "B", optional=True, least=0),
+    "head.*": Array("real", "B ..."),
+}
+"""The arrays of `TokenData.tensors`, in every file that holds data."""
+
 SCHEMA = Schema(
     format="attsvm-data/2",
     former=("attsvm-data/1",),
     what="token data",
-    arrays={
-        "X": Array("real", "B n T d"),
-        "Z": Array("real", "B n K e"),
-        "Y": Array("real", "B n K"),
-        "mask": Array("bool", "B n K T"),
-        "trials": Array("whole", "B", optional=True, least=0),
-        "head.*": Array("real", "B ..."),
-    },
+    arrays=ARRAYS,
     facts={"head": str},
 )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_float, as_index
-from attsvm.data import Head, TokenData, from_arrays
+from attsvm.data import ARRAYS, Head, TokenData, from_arrays
 from attsvm.dynamics._former import modernized
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.errors import AttsvmError
@@ -40,12 +40,7 @@ SCHEMA = Schema(
     format="attsvm-trajectory/2",
     what="a trajectory",
     arrays={
-        "data.X": Array("real", "B n T d"),
-        "data.Z": Array("real", "B n K e"),
-        "data.Y": Array("real", "B n K"),
-        "data.mask": Array("bool", "B n K T"),
-        "data.trials": Array("whole", "B", optional=True, least=0),
-        "data.head.*": Array("real", "B ..."),
+        **{f"data.{name}": array for name, array in ARRAYS.items()},
         "steps": Array("whole", "R", least=0),
         "records.*": Array("real whole", "R B ...", finite=False),
         "state.*": Array("real", "B ...", finite=False),

@@ -39,7 +39,8 @@ def gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
 
 def value(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
     """L(W) (B,)."""
-    return _value(attend(_lanes(data), {"W": trial_last(W)}), loss)
+    f = attend(_lanes(data), {"W": trial_last(W)}).f[:, :, 0]
+    return as_loss(loss).value(f).sum(1).mean(0)
 
 
 def curvature(data: TokenData, W: Tensor, V: Tensor, loss: Any = "logistic", shift: Tensor | None = None) -> Tensor:
@@ -105,10 +106,6 @@ def _lanes(data: TokenData) -> Lanes:
     if data.head is None:
         raise AttsvmError("head must be given to have a loss, but these data have none.")
     return Lanes.of(data, fixed_head=True)
-
-
-def _value(at: Attended, loss: Any) -> Tensor:
-    return as_loss(loss).value(at.f[:, :, 0]).sum(1).mean(0)
 
 
 def _of_top(at: Attended, x: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class MaxMargin:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:
             layout = facts["layout"] and tuple(facts["layout"])
-            problem = MarginProblem(**{name: tensors.get(name) for name in _PROBLEM}, layout=layout)  # type: ignore
+            problem = MarginProblem(**{name: tensors.get(name) for name in _PROBLEM}, layout=layout)  # type: ignore[arg-type]
             geometry = geometry or from_facts(Geometry, "geometry", facts["geometry"])
             own = {name: tensors[name] for name in _OWN}
             solved = tensors["status"] == Status.SOLVED
