@@ -120,7 +120,7 @@ def main() -> None:
         for name, p in CASES:
             row: dict[str, Any] = {"parameterization": name, "p": p, "trials": trials, "device": options.device}
             row["plain"] = rate(plain, sample, name, p, 150, trial_steps=450, clock=time.process_time)
-            start = Gaussian(0.1).draw(trials, BLOCKS[name])
+            start = Gaussian(0.1).draw(data.trials, BLOCKS[name])
             start = {block: x.flatten(1) if block == "v" else x for block, x in start.items()}
             for kind in ("eager", "compiled"):
                 args = (data, name, p, start)
