@@ -52,6 +52,7 @@ MODULES = (
     "emb_fig3",
     "emb_fig4",
     "map_rules",
+    "sparse_gpt",
 )
 
 CATALOG: dict[str, Experiment] = {}
