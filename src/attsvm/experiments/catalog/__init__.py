@@ -52,6 +52,8 @@ MODULES = (
     "emb_fig3",
     "emb_fig4",
     "map_rules",
+    "map_adam",
+    "map_muon",
 )
 
 CATALOG: dict[str, Experiment] = {}
