@@ -54,6 +54,8 @@ MODULES = (
     "map_rules",
     "map_adam",
     "map_muon",
+    "map_batch",
+    "map_decay",
 )
 
 CATALOG: dict[str, Experiment] = {}

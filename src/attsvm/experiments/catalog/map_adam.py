@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import margin_ratio
-from attsvm.dynamics import Adam, Lion, Rule, Trajectory, train
+from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
 from attsvm.experiments._arrays import array, curves, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
@@ -22,7 +22,7 @@ from attsvm.svm import att_svm, solve
 
 class Setting(NamedTuple):
     rule: Rule
-    eta: float
+    eta: float | Decaying
     steps: int
 
 
@@ -53,8 +53,10 @@ FLOORED = dict(
     ]
 )
 """Adam with ε, at a memory that without ε forgets in time."""
+SHRINKING = {"Adam (0.9, 0.999), η = 0.02/√k": Setting(Adam(), Decaying(0.02, 0.5), 10**5)}
+"""The steps of the proofs for linear models: in the end they are short enough for any memory."""
 LION = {f"Lion (0.9, 0.99), η = {eta:g}": Setting(Lion(), eta, 10**5) for eta in (0.002, 0.02)}
-SETTINGS: dict[str, Setting] = MEMORY | FIRST | FLOORED | LION
+SETTINGS: dict[str, Setting] = MEMORY | FIRST | FLOORED | SHRINKING | LION
 RECORDED = [round(10 ** (j / 4)) for j in range(10, 25)]
 """300, 600, 1,000, … 10⁶ steps."""
 YOUNG, OLD = 0.1, 30.0
@@ -112,6 +114,7 @@ def _ages(rows: Rows, setting: str) -> np.ndarray:
     """The recorded steps over the forgetting time, median over trials."""
     rule, eta, _ = SETTINGS[setting]
     assert isinstance(rule, Adam)
+    assert isinstance(eta, float)
     time = np.nanmedian(forgetting_time(rule.beta2, eta, rows.where(setting=setting)["norm_linf"]))
     return rows.where(setting=setting)["steps"][0] / time
 
@@ -137,7 +140,7 @@ def figure(rows: Rows) -> Figure:
         band(floored, at, rows.where(setting=name)["efficiency_linf"], look, f"ℓ∞, {name[-9:]}", spread="quantile")
         floored.plot(at, _medians(rows, name, "efficiency_l2"), color=look.colour, lw=1, marker="o", ms=3)
     steps.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the ℓ∞ margin", title="Adam, ε = 0")
-    collapse.set(xscale="log", ylim=(0, 1.02), xlabel="step over forgetting time", title="the same, in forgetting times")
+    collapse.set(xscale="log", ylim=(0, 1.02), xlabel="step over forgetting time", title="the same, by forgetting time")
     floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ∞ (bands) falls, ℓ2 (dots) rises")
     return finish(figure, [steps, collapse, floored])
 
@@ -177,6 +180,11 @@ def checks(rows: Rows) -> list[Check]:
         share = {norm: _medians(rows, name, f"efficiency_{norm}") for norm in ("linf", "l2")}
         words = f"{name}: median share of the ℓ2 margin at the end, less that of ℓ∞"
         found.append(at_least(words, float(share["l2"][-1] - share["linf"][-1]), 0.1, "gradient descent in the end"))
+    for name in (name for name in SHRINKING if name in here):
+        words = f"{name}: median share of the ℓ∞ margin at the end"
+        found.append(
+            at_least(words, float(_medians(rows, name, "efficiency_linf")[-1]), 0.9, "ℓ∞ with shrinking steps")
+        )
     small, large = (_medians(rows, name, "efficiency_linf")[-1] for name in LION)
     words = "Lion: share of the ℓ∞ margin that a step of 0.002 gains over one of 0.02"
     found.append(at_least(words, float(small - large), 0.3, "its momentum must forget faster than gradients fall"))

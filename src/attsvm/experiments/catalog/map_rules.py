@@ -61,8 +61,9 @@ def _median(rows: Rows, rule: str, norm: str, size: str = MAIN) -> float:
 def figure(rows: Rows) -> Figure:
     rules, sizes = rows.values("rule"), rows.values("size")
     count = len(rows.where(rule=rules[0], size=MAIN))
-    figure, axes = new_figure(1, 2, (10.5, 0.42 * len(rules) + 1.5), width_ratios=(2.2, 1))
+    figure, axes = new_figure(1, 2, (10.5, 0.42 * len(rules) + 1.5))
     ax, own = axes[0]
+    ax.get_gridspec().set_width_ratios((2.2, 1))
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for i, rule in enumerate(rules):
@@ -85,7 +86,9 @@ def figure(rows: Rows) -> Figure:
             middle, y, xerr=[middle - low, high - middle], fmt=SERIES[k].marker, color=SERIES[k].colour, ms=4, lw=1,
             label=f"n, T, d = {size}",
         )  # fmt: skip
-    own.set(ylim=ax.get_ylim(), yticks=[], xlim=(0, 1.02), xlabel="efficiency in the predicted norm", title="other sizes")
+    own.set(
+        ylim=ax.get_ylim(), yticks=[], xlim=(0, 1.02), xlabel="efficiency in the predicted norm", title="other sizes"
+    )
     own.grid(alpha=0.25)
     own.legend(frameon=False, fontsize=7, loc="upper left")
     return figure
@@ -130,7 +133,9 @@ EXPERIMENT = Experiment(
     quick=8,
     quick_grid={"size": [MAIN]},
     batch=125,
-    cost=lambda params: (0.1 if RULES[params["rule"]][1] != "spectral" else 0.25) * (SIZES[params["size"]][2] / 10) ** 2,
+    cost=lambda params: (
+        (0.1 if RULES[params["rule"]][1] != "spectral" else 0.25) * (SIZES[params["size"]][2] / 10) ** 2
+    ),
     version=2,
     remark="The norms of the SVMs are those of the tokens that each run selected. ℓ∞ and spectral optima need not be "
     "unique, so margins are compared, not directions. Sign descent takes a constant step: a growing one oscillates.",
