@@ -97,7 +97,8 @@ def test_batches_do_not_depend_on_company_or_interruption(parameterization: str,
     assert loaded.settings["batch"] == {"kind": "Batches", "size": 3, "replace": False, "seed": 7}
     rest = train(data, "l2", parameterization, steps=270, resume=loaded, **options)
     assert torch.equal(rest.W, whole.W)
-    assert not torch.equal(train(data, "l2", parameterization, steps=270, **options | {"batch": 3}).W, whole.W)
+    other: dict[str, Any] = options | {"batch": 3}
+    assert not torch.equal(train(data, "l2", parameterization, steps=270, **other).W, whole.W)
 
 
 def test_all_samples_are_no_mini_batch() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.data import TokenData, sphere
-from attsvm.diagnostics import margin_ratio
+from attsvm.diagnostics import forgetting_time, margin_ratio
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
 from attsvm.experiments._arrays import array, curves, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
@@ -63,19 +62,6 @@ YOUNG, OLD = 0.1, 30.0
 """Below and above these many forgetting times Adam has its old preconditioner, or the ℓ∞ margin."""
 
 
-def forgetting_time(beta2: float, eta: float, norm_mm: np.ndarray) -> np.ndarray:
-    """Steps until Adam's second moment has forgotten the start, given ‖W_mm‖_∞.
-
-    At the full step η the margin grows by ηγ per step, γ = 1/‖W_mm‖_∞, and the squared gradient falls by e^(−2ηγ). If
-    that is faster than the memory's β2, old gradients fill v and shorten the step to a share c with
-    ηγc = κ = −½ log β2: the gradient then falls as fast as the memory. New gradients still add a share (1 − β2)c² of v
-    per step. So after 1/((1 − β2)c²) steps v consists of them.
-    """
-    kappa = -math.log(beta2) / 2
-    share = np.minimum(1.0, kappa * norm_mm / eta)
-    return 1 / ((1 - beta2) * share**2)
-
-
 def run(params: Params, trials: range, device: str) -> Columns:
     rule, eta, steps = SETTINGS[params["setting"]]
     steps = min(steps, params["horizon"])
@@ -115,7 +101,8 @@ def _ages(rows: Rows, setting: str) -> np.ndarray:
     rule, eta, _ = SETTINGS[setting]
     assert isinstance(rule, Adam)
     assert isinstance(eta, float)
-    time = np.nanmedian(forgetting_time(rule.beta2, eta, rows.where(setting=setting)["norm_linf"]))
+    norms = torch.from_numpy(rows.where(setting=setting)["norm_linf"])
+    time = forgetting_time(rule.beta2, eta, norms).nanmedian().item()
     return rows.where(setting=setting)["steps"][0] / time
 
 
