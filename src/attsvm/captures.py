@@ -22,6 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from attsvm.errors import AttsvmError
 
+ROUNDING = 1e-5
+"""A bias below this fraction of the queries or keys is rounding."""
+
 
 class Source(NamedTuple):
     """The linear map that a query or key came from."""
@@ -72,15 +75,13 @@ class Attended:
 
 
 @contextmanager
-def capture(
-    model: nn.Module, use: Callable[[Attended], None], *, differentiable: bool = False
-) -> Iterator[TorchFunctionMode]:
+def capture(model: nn.Module, use: Callable[[Attended], None], *, differentiable: bool = False) -> Iterator[Capture]:
     """Inside the block, `use` is called with every attention that `model` computes, while it computes.
 
     With `differentiable` the inputs of the linear maps are leaves, so that q and k can be differentiated by them.
     """
     names = {module: name for name, module in model.named_modules()}
-    mode = _Capture(use, differentiable)
+    mode = Capture(use, differentiable)
 
     def enter(module: nn.Module, _: Any) -> None:
         if module is model and not mode.stack:
@@ -118,7 +119,8 @@ def affine(attended: Attended, token: int = 0) -> tuple[Tensor, Tensor, Tensor, 
             slope = torch.autograd.grad(x, source.input, pick, retain_graph=True, is_grads_batched=True)[0]
             maps.append(slope.reshape(c, -1, T, hidden.shape[-1])[:, 0, token])
         A = torch.stack(maps).detach()
-        found += [A, (x[0, :, token] - A @ hidden[0, token]).detach()]
+        b = (x[0, :, token] - A @ hidden[0, token]).detach()
+        found += [A, b if float(b.abs().max()) > ROUNDING * float(x.detach().abs().max()) else torch.zeros_like(b)]
     return found[0], found[1], found[2], found[3]
 
 
@@ -144,7 +146,10 @@ _TIMES = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imu
 _OVER = {Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__, torch.div}
 
 
-class _Capture(TorchFunctionMode):
+class Capture(TorchFunctionMode):
+    """Sees every torch function; while `paused` is True it looks away. `calls` counts those of every module in a forward
+    pass: clear it before a pass that does not go through the model's own `forward`."""
+
     def __init__(self, use: Callable[[Attended], None], differentiable: bool) -> None:
         super().__init__()
         self.use, self.differentiable = use, differentiable
@@ -245,8 +250,7 @@ class _Capture(TorchFunctionMode):
             bias = _hidden(allowed)
         elif attn_mask is not None:
             bias = _hidden(attn_mask)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        self._seen(query, key, scale, bias, sources)
+        self._seen(query, key, query.shape[-1] ** -0.5 if scale is None else scale, bias, sources)
 
     def _multi_head(self, func: Any, args: Any, kwargs: Any) -> None:
         """torch's own multi-head attention runs unseen: run it once more, and look at the fused attention inside."""
