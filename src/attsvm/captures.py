@@ -147,8 +147,11 @@ _OVER = {Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__, torch
 
 
 class Capture(TorchFunctionMode):
-    """Sees every torch function; while `paused` is True it looks away. `calls` counts those of every module in a forward
-    pass: clear it before a pass that does not go through the model's own `forward`."""
+    """Sees every torch function; while `paused` is True it looks away.
+
+    `calls` counts the attentions of every module in a forward pass. Clear it before a pass that does not go through the
+    model's own `forward`.
+    """
 
     def __init__(self, use: Callable[[Attended], None], differentiable: bool) -> None:
         super().__init__()

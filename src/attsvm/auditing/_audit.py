@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from attsvm.auditing._inputs import Document, Inputs
+from attsvm.auditing._page import write_audit_page
 from attsvm.auditing._problems import Solved, head_problem, solve_all, token_problem
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
@@ -42,6 +44,8 @@ MEASURES = {
     "stable_rank": "‖W_QK‖_F²/σ₁²",
 }
 """What the numbers of a head mean."""
+NOT_SHARES = ("entropy", "margin", "norm", "stable_rank")
+"""Measures that are no numbers between 0 and 1."""
 SHOWN = 6
 """Support tokens of a head that are kept with their texts."""
 WEIGHT = 0.01
@@ -58,7 +62,7 @@ class Head:
     head: int
     queries: int
     measures: dict[str, float]
-    quantiles: list[float]
+    quantiles: list[float | None]
     """of the margins, at `QUANTILES`"""
     spectrum: list[float]
     """singular values of W_QK; empty if its queries and keys are not made by linear maps"""
@@ -92,6 +96,16 @@ class Audit:
     settings: dict[str, Any]
     documents: dict[int, Document] = field(repr=False)
     """the texts that support tokens are from, by number"""
+    more: dict[str, str] = field(default_factory=dict)
+    """measures that were added, with what they mean"""
+
+    def with_measures(self, of_heads: Mapping[tuple[str, int], Mapping[str, float]], meaning: dict[str, str]) -> Audit:
+        """The audit with more measures of its heads, such as those of a cut, by (layer, head)."""
+        heads = [
+            replace(head, measures=head.measures | dict(of_heads.get((head.layer, head.head), {})))
+            for head in self.heads
+        ]
+        return replace(self, heads=heads, more=self.more | meaning)
 
     def __getitem__(self, place: tuple[str, int]) -> Head:
         """audit[layer, head]"""
@@ -122,7 +136,8 @@ class Audit:
             "texts": self.texts,
             "tokens": self.tokens,
             "settings": self.settings,
-            "measures": {name: words.format(**self.settings) for name, words in MEASURES.items()},
+            "measures": {name: words.format(**self.settings) for name, words in MEASURES.items()} | self.more,
+            "shares": [name for name in (*MEASURES, *self.more) if name not in NOT_SHARES],
             "quantiles": list(QUANTILES),
             "heads": [vars(head) for head in self.heads],
             "documents": {
@@ -133,8 +148,6 @@ class Audit:
 
     def save(self, folder: PathLike) -> None:
         """Write audit.html, audit.json and heads.parquet into a folder."""
-        from attsvm.auditing._page import write_audit_page
-
         place = make_folder(folder)
         write_json(place / "audit.json", self.facts())
         write_heads(place / "heads.parquet", self.rows())
@@ -146,12 +159,10 @@ class Audit:
 
 def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
     """Rows of heads as parquet."""
-    from pathlib import Path
-
-    from attsvm.tables import write_table
-
     try:
         import pyarrow
+
+        from attsvm.tables import write_table
     except ImportError as error:
         raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[text]'.") from error
     write_table(pyarrow.Table.from_pylist(rows), Path(path))
@@ -292,7 +303,7 @@ def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: f
                 head=head,
                 queries=site.queries,
                 measures={name: value for name in MEASURES if math.isfinite(value := measures.get(name, math.nan))},
-                quantiles=[float(value) for value in quantiles[:, head]],
+                quantiles=[_known(value) for value in quantiles[:, head].tolist()],
                 spectrum=[] if spectrum is None else spectrum[head].tolist(),
                 one_W=weights is not None and weights.alike,
                 problems=problems,
@@ -301,6 +312,10 @@ def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: f
             )
         )
     return found
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _support(site: Site, solved: Solved, head: int) -> list[dict[str, Any]]:
