@@ -9,15 +9,14 @@ export const keyOf = (W, z, fixed) => (fixed ? W : [W[0] * z[0] + W[1] * z[1], W
 /** The value u_t of every token: 1 for the answer, 0 for the others, unless the sequence brings its own. */
 export const scoresOf = ({ tokens, answer, scores }) => scores ?? tokens.map((_, t) => +(t === answer));
 
-/** Softmax weights of every sequence. */
-export function softmax({ sequences, fixed }, W) {
+/** Logarithms of the softmax weights of every sequence. */
+export function logSoftmax({ sequences, fixed }, W) {
   return sequences.map(({ tokens, query }) => {
     const key = keyOf(W, query, fixed);
     const logits = tokens.map((x) => x[0] * key[0] + x[1] * key[1]);
     const top = Math.max(...logits);
-    const weights = logits.map((a) => Math.exp(a - top));
-    const total = weights.reduce((sum, v) => sum + v, 0);
-    return weights.map((v) => v / total);
+    const total = Math.log(logits.reduce((sum, a) => sum + Math.exp(a - top), 0));
+    return logits.map((a) => a - top - total);
   });
 }
 
