@@ -145,7 +145,7 @@ class Added(Loss):
     f (n, K, …): the queries are the second axis. Each of them is given an equal share of the loss.
     """
 
-    loss: Loss = Logistic()  # noqa: RUF009, a frozen object
+    loss: Loss = Logistic()
 
     name: ClassVar[str] = "added"
     couples: ClassVar[bool] = True
