@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
-from attsvm.progress import Tell
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -182,7 +181,7 @@ def audit(
     saturated: float = 0.9,
     selects: float = 0.5,
     seed: int = 0,
-    tell: Tell | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Audit:
     """Audit every head of a model on texts.
 
