@@ -102,23 +102,10 @@ def test_checkpoints_along_training(folder: Path, type_in: Callable[..., str]) -
 
 
 def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str]) -> None:
-    small = (
-        "--layers",
-        "1",
-        "--heads",
-        "2",
-        "--width",
-        "8",
-        "--hidden",
-        "8",
-        "--epochs",
-        "1",
-        "--lr",
-        "0.01",
-        "--quiet",
-    )
+    sizes = {"layers": 1, "heads": 2, "width": 8, "hidden": 8, "epochs": 1, "lr": 1e-3, "optimizer": "adam"}
+    small = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     for kind, heads in (("synthetic", 2), ("tiny-images", 2)):
-        type_in("transformer", "fit", kind, "--out", f"own-{kind}", *small)
+        type_in("transformer", "fit", kind, "--out", f"own-{kind}", *small, "--quiet")
         out = f"audit-{kind}"
         type_in("audit", f"own-{kind}", "--texts", kind, "--limit", "6", "--norms", "", "--out", out, "--quiet")
         assert len(json.loads((folder / out / "audit.json").read_text())["heads"]) == heads
