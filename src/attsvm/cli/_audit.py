@@ -58,7 +58,7 @@ def audit_command(
         int | None, typer.Option(min=2, help="Longest text in tokens.", show_default="512, or what the model takes")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 8,
-    queries: Annotated[int, typer.Option(min=1, help="Sampled queries of the margin problems.")] = 16,
+    queries: Annotated[int, typer.Option(min=1, help="Most queries of a margin problem.")] = 16,
     competitors: Annotated[int, typer.Option(min=1, help="Tokens that the selected one is compared with.")] = 4,
     norms: Annotated[
         str, typer.Option(help="Norms of the margin problems; empty for none.")
