@@ -17,7 +17,7 @@ from attsvm.transformer._measure import (
 from attsvm.transformer._page import write_attention_page
 from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
 from attsvm.transformer._settings import OPTIMIZERS, Settings, make_model, make_optimizer
-from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
+from attsvm.transformer._synthetic import WORDS, synthetic_probes, synthetic_sentiment, tiny_images
 
 __all__ = [
     "BEST",
@@ -26,6 +26,7 @@ __all__ = [
     "LARGE_EDGES",
     "OPTIMIZERS",
     "SHARES",
+    "WORDS",
     "Data",
     "Fitted",
     "Images",
@@ -50,6 +51,7 @@ __all__ = [
     "pruned",
     "pruning_curve",
     "save_data",
+    "synthetic_probes",
     "synthetic_sentiment",
     "tiny_images",
     "weight_summary",
