@@ -52,14 +52,11 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
 
 def method_of(row: Row) -> str:
     """The name of a method, with its options."""
-    options = row["options"]
-    if row["method"] == "mirror":
-        l1 = f", l1 = {options['l1']:g}" if options.get("l1") else ""
-        scope = ", each matrix alone" if options.get("scope") == "layer" else ""
-        return f"MirrorAdam p = {options['p']:g}{l1}{scope}"
-    extra = f" α = {options['alpha']:g}" if "alpha" in options else ""
-    titles: dict[str, str] = {"adamw": "AdamW", "muon": "Muon"}
-    return titles.get(row["method"], str(row["method"])) + extra
+    options = dict(row["options"])
+    titles = {"adamw": "AdamW", "muon": "Muon", "mirror": "MirrorAdam", "rigl": "RigL"}
+    title = titles.get(row["method"], str(row["method"]))
+    named = [f" p = {options.pop('p'):g}"] if "p" in options else []
+    return title + "".join([*named, *(f", {name} = {value}" for name, value in sorted(options.items()))])
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
