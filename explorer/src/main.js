@@ -129,7 +129,8 @@ function draw(shown) {
     curve.angle.push(solution.feasible ? angle(at, solution.W) : NaN);
     curve.missing.push(100 * (1 - efficiency(at, values, norm, solution)));
   }
-  plane.draw({ state, W, solution, weights, support, width: widths.plane });
+  const quiet = !held && (!playing || shown === LAST);
+  plane.draw({ state, W, solution, weights, support, width: widths.plane, quiet });
   drawTokens({ state, logs, margins, support, width: widths.tokens });
   const [angles, missing] = [curve.angle, curve.missing].map((values) => values.slice(0, shown + 1));
   drawCurve({ angle: angles, missing, frame: shown, width: widths.curve });
@@ -231,6 +232,7 @@ addEventListener("hashchange", () => {
   const asked = fromHash(location.hash);
   if (asked && toHash(asked) !== toHash(state)) restart(asked);
 });
+document.body.classList.toggle("embedded", window.self !== window.top);
 new ResizeObserver(() => {
   measure();
   request();
