@@ -96,7 +96,7 @@ def figure(rows: Rows) -> Figure:
         ax.imshow(np.log10(np.maximum(table, 1e-6)), cmap="viridis_r", vmin=-5, vmax=0, aspect="auto")
         for i, rule in enumerate(rules):
             for j, norm in enumerate(NORMS):
-                look: dict[str, Any] = {"color": "white" if table[i, j] < 0.01 else "black", "fontsize": 8}
+                look: dict[str, Any] = {"color": "black" if table[i, j] < 3e-3 else "white", "fontsize": 8}
                 look |= {"weight": "bold"} if RULES[rule].norm == norm else {}
                 ax.text(j, i, f"{table[i, j]:.1g}", ha="center", va="center", **look)
         ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the ball")
