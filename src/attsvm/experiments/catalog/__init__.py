@@ -58,6 +58,8 @@ MODULES = (
     "map_muon",
     "map_batch",
     "map_decay",
+    "map_init",
+    "map_p",
     "heads_svm",
     "ntp_classes",
     "ntp_svm",
