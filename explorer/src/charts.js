@@ -23,8 +23,7 @@ export function plain(v) {
 export function createTokens(svg) {
   const root = select(svg);
   const [grid, body] = ["grid", "body"].map((name) => root.append("g").attr("class", name));
-  return ({ state, logs, margins, support }) => {
-    const width = svg.clientWidth;
+  return ({ state, logs, margins, support, width }) => {
     const bar = scaleLinear([0, 1], [30, 30 + (width - 62) * 0.36]);
     const mark = scaleLinear([-0.5, MOST], [bar(1) + 44, width - 12]).clamp(true);
     let top = 22;
@@ -90,8 +89,8 @@ export function createCurve(svg) {
       .call(axisLeft(y).tickValues([1e-5, 1e-4, 1e-3, 0.01, 0.1, 1, 10, 100]).tickFormat(small).tickSize(-(width - 50)).tickSizeOuter(0));
   }
 
-  return ({ angle, missing, frame }) => {
-    if (x.range()[1] !== svg.clientWidth - 12) axes(svg.clientWidth);
+  return ({ angle, missing, frame, width }) => {
+    if (x.range()[1] !== width - 12) axes(width);
     const curve = (values) => line().defined((v, j) => j > 0 && v > 0).x((v, j) => x(FRAMES[j])).y((v) => y(v))(values);
     angles.attr("d", curve(angle));
     missings.attr("d", curve(missing));

@@ -17,7 +17,7 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDo
 const unit = (k) => { const size = Math.hypot(...k); return size > 0 ? k.map((v) => v / size) : null; };
 const along = (x, k) => x[0] * k[0] + x[1] * k[1];
 
-/** Draws into `svg`. `move(handle, point)` and `choose(handle)` say what the user wants; `hold(is)` that a drag is on. */
+/** Draws into `svg`. `move(handle, place)` and `choose(handle)` say what the user wants; `hold(is)` that a drag is on. */
 export function createPlane(svg, { move, choose, hold }) {
   const root = select(svg);
   const x = scaleLinear([-LIMIT, LIMIT], [0, 1]);
@@ -27,9 +27,8 @@ export function createPlane(svg, { move, choose, hold }) {
   );
   let size = 0;
 
-  function resize() {
-    const width = svg.clientWidth;
-    if (width === size) return false;
+  function resize(width) {
+    if (width === size) return;
     size = width;
     x.range([0, size]);
     y.range([size, 0]);
@@ -38,7 +37,6 @@ export function createPlane(svg, { move, choose, hold }) {
     const lines = ticks.flatMap((t) => [[[t, -LIMIT], [t, LIMIT]], [[-LIMIT, t], [LIMIT, t]]]);
     layer.grid.selectAll("line").data(lines).join("line").call(segment)
       .classed("axis", ([a, b]) => (a[0] === 0 && b[0] === 0) || (a[1] === 0 && b[1] === 0));
-    return true;
   }
 
   const at = (point) => `translate(${x(point[0])},${y(point[1])})`;
@@ -59,7 +57,7 @@ export function createPlane(svg, { move, choose, hold }) {
       if (!moved && Math.hypot(event.x - start[0], event.y - start[1]) < 4) return;
       if (!moved) hold(true);
       moved = true;
-      move(handle, [x.invert(event.x), y.invert(event.y)]);
+      move(handle, () => [x.invert(event.x), y.invert(event.y)]);
     })
     .on("end", (event, handle) => (moved ? hold(false) : choose(handle)))
     .subject((event, handle) => ({ x: x(handle.point[0]), y: y(handle.point[1]) }));
@@ -68,7 +66,7 @@ export function createPlane(svg, { move, choose, hold }) {
     if (MOVES[event.key]) {
       event.preventDefault();
       const step = event.shiftKey ? 0.01 : 0.05;
-      move(handle, handle.point.map((v, i) => v + step * MOVES[event.key][i]));
+      move(handle, (point) => point.map((v, i) => v + step * MOVES[event.key][i]));
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       choose(handle);
@@ -86,8 +84,8 @@ export function createPlane(svg, { move, choose, hold }) {
   }
 
   return {
-    resize,
-    draw({ state, W, solution, weights, support }) {
+    draw({ state, W, solution, weights, support, width }) {
+      resize(width);
       const { sequences, fixed } = state;
       const shown = sequences.map((one, sequence) => {
         const key = unit(keyOf(W, one.query, fixed));

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from attsvm._version import __version__
+from attsvm.cli._audit import audit_command
 from attsvm.cli._data import app as data_app
 from attsvm.cli._report import figures_command, report_command
 from attsvm.cli._reproduce import new_experiment_command, reproduce_command
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(transformer_app, name="transformer")
 app.add_typer(text_app, name="text")
+app.command("audit")(audit_command)
 app.command("solve")(solve_command)
 app.command("train")(train_command)
 app.command("verdict")(verdict_command)

@@ -59,6 +59,10 @@ MODULES = (
     "map_muon",
     "map_batch",
     "map_decay",
+    "heads_svm",
+    "ntp_classes",
+    "ntp_svm",
+    "ntp_graph",
 )
 
 CATALOG: dict[str, Experiment] = {}

@@ -77,10 +77,9 @@ def _median(rows: Rows, rule: str, decay: float, column: str) -> float:
 def figure(rows: Rows) -> Figure:
     rules, decays = rows.values("rule"), rows.values("decay")
     figure, axes = new_figure(1, len(decays), (3.6 * len(decays) + 1.5, 0.4 * len(rules) + 1.4))
-    picture = None
     for ax, decay in zip(axes[0], decays):
         table = np.array([[_median(rows, rule, decay, f"residual_{norm}") for norm in NORMS] for rule in rules])
-        picture = ax.imshow(np.log10(np.maximum(table, 1e-6)), cmap="viridis_r", vmin=-5, vmax=0, aspect="auto")
+        ax.imshow(np.log10(np.maximum(table, 1e-6)), cmap="viridis_r", vmin=-5, vmax=0, aspect="auto")
         for i, rule in enumerate(rules):
             for j, norm in enumerate(NORMS):
                 look: dict[str, Any] = {"color": "white" if table[i, j] < 0.01 else "black", "fontsize": 8}
@@ -88,7 +87,7 @@ def figure(rows: Rows) -> Figure:
                 ax.text(j, i, f"{table[i, j]:.1g}", ha="center", va="center", **look)
         ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the ball")
         ax.set(yticks=range(len(rules)), yticklabels=rules if decay == decays[0] else [], title=f"decay {decay:g}")
-    figure.colorbar(picture, ax=axes[0], label="log₁₀ of the KKT residual")
+    figure.colorbar(axes[0][0].images[0], ax=axes[0], label="log₁₀ of the KKT residual")
     return figure
 
 

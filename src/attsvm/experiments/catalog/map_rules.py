@@ -61,9 +61,8 @@ def _median(rows: Rows, rule: str, norm: str, size: str = MAIN) -> float:
 def figure(rows: Rows) -> Figure:
     rules, sizes = rows.values("rule"), rows.values("size")
     count = len(rows.where(rule=rules[0], size=MAIN))
-    figure, axes = new_figure(1, 2, (10.5, 0.42 * len(rules) + 1.5))
+    figure, axes = new_figure(1, 2, (13, 0.42 * len(rules) + 1.5))
     ax, own = axes[0]
-    ax.get_gridspec().set_width_ratios((2.2, 1))
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for i, rule in enumerate(rules):
