@@ -49,6 +49,7 @@ MODULES = (
     "emb_thm5",
     "emb_lemmas",
     "emb_kq",
+    "emb_tuples",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
