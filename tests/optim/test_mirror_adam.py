@@ -131,12 +131,12 @@ def test_weight_decay_shrinks_weights_as_adamw_does():
 
 
 @pytest.mark.parametrize("p", [1.05, 1.1, 1.5, 3, 10])
-def test_ten_thousand_steps_stay_finite(p):
+def test_thousands_of_steps_stay_finite(p):
     scales = torch.logspace(-6, 6, 13)
     W = torch.nn.Parameter(torch.linspace(-1, 1, 13))
     target = torch.linspace(1, -1, 13)
     optimizer = MirrorAdam([W], lr=1e-3, p=p, foreach=p == 1.1)
-    for _ in range(10_000):
+    for _ in range(4000):  # θ moves by lr per step, and has 2 to go
         W.grad = scales * (W.detach() - target)
         optimizer.step()
     assert W.isfinite().all()

@@ -318,6 +318,16 @@ def test_finished_instances_retire(monkeypatch: pytest.MonkeyPatch) -> None:
         solution = solve(att_svm(sphere(6, 8, 10, trials=40, seed=4)), geometry)
         assert sizes == sorted(sizes, reverse=True)
         assert sum(sizes) == int(solution.iterations.sum())
+        assert sizes[-1] < sizes[0]
+
+
+@pytest.mark.parametrize("geometry", ["l1", "linf", "spectral", "group:rows", "schatten3"])
+def test_other_norms_need_few_iterations_and_retire_too(geometry: str) -> None:
+    solution = solve(att_svm(sphere(4, 5, 6, trials=20, seed=4)), geometry)
+    assert solution.solved.all()
+    assert int(solution.iterations.max()) <= 16
+    assert solution.iterations.double().mean() <= 11
+    assert len(solution.iterations.unique()) > 1
 
 
 @pytest.mark.parametrize("geometry", ["l1.1", "l1.9", "l2", "l3", "nuclear"])
@@ -334,7 +344,7 @@ def test_a_column_of_zeros_changes_nothing(geometry: str) -> None:
 def test_equalities_count_in_the_gap() -> None:
     """W that violates an equality has a smaller norm: it must not pass for the solution."""
     problem = MarginProblem.from_rows([[1.0, 0, 0], [1, 1, 0], [0, 1, 1]], b=[1.0, 0, 0], equality=[False, True, True])
-    for geometry in ("l1.5", "l2", "l3", "l6", "nuclear"):
+    for geometry in ("l1", "l1.5", "l2", "l3", "l6", "linf", "nuclear", "spectral", "group:rows", "schatten3"):
         solution = solve(problem, geometry, tol=1e-10)
         assert solution.solved.all()
         assert torch.allclose(solution.W[0, :, 0], torch.tensor([1.0, -1, 1], dtype=torch.float64), atol=1e-9)
