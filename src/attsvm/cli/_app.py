@@ -11,7 +11,7 @@ import typer
 from attsvm._version import __version__
 from attsvm.cli._audit import audit_command
 from attsvm.cli._data import app as data_app
-from attsvm.cli._report import report_command
+from attsvm.cli._report import figures_command, report_command
 from attsvm.cli._reproduce import new_experiment_command, reproduce_command
 from attsvm.cli._solve import solve_command
 from attsvm.cli._text import app as text_app
@@ -40,6 +40,7 @@ app.command("train")(train_command)
 app.command("verdict")(verdict_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
+app.command("figures")(figures_command)
 app.command("new-experiment")(new_experiment_command)
 
 

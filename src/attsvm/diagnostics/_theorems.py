@@ -71,9 +71,10 @@ class Facts:
 
     @cached_property
     def plain_step(self) -> dict[str, Tensor]:
-        """What the theorems on descent ask of the rule: one constant step, along the gradient itself."""
-        mirror = isinstance(self.run.rule, MirrorDescent)
-        plain = mirror and not self.run.normalized and self.run.constant_lr is not None
+        """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
+        run = self.run
+        plain = isinstance(run.rule, MirrorDescent) and not run.normalized and run.constant_lr is not None
+        plain = plain and run.settings.get("batch") is None and run.settings.get("ridge") == 0
         return {"plain steps of one size": self.everywhere(plain)}
 
     @cached_property

@@ -52,6 +52,10 @@ MODULES = (
     "emb_fig3",
     "emb_fig4",
     "map_rules",
+    "map_adam",
+    "map_muon",
+    "map_batch",
+    "map_decay",
 )
 
 CATALOG: dict[str, Experiment] = {}
