@@ -1,4 +1,4 @@
-"""The forms that a step takes in a compiler, with a tensor as lr, and over many small tensors: all are the same step."""
+"""A step takes other forms in a compiler, with a tensor as lr, and over many small tensors: all are the same step."""
 
 import copy
 import math

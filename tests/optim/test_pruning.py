@@ -250,9 +250,7 @@ def test_pruning_begins_at_the_first_step_with_the_initial_share():
 
 
 def test_the_exchanged_share_falls_along_a_cosine():
-    _, optimizer, pruning = start(
-        OPTIMIZERS["AdamW"], initial=0.5, sparsity=0.5, start=0.2, end=1.0, every=1, regrow=0.4
-    )
+    _, _, pruning = start(OPTIMIZERS["AdamW"], initial=0.5, sparsity=0.5, start=0.2, end=1.0, every=1, regrow=0.4)
     generator = torch.Generator().manual_seed(0)
     total = sum(param.numel() for param in pruning.params)
     for step in range(1, STEPS):
