@@ -23,7 +23,7 @@ import torch
 import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training import Corpus, Family, Shape, loss_of, train_family
+from training import Corpus, Family, Shape, loss_of, make_model, train_family
 
 from attsvm.models import GPT
 
@@ -44,14 +44,14 @@ def resolve(entry: dict[str, Any], rows: list[dict[str, Any]]) -> Family | None:
     lr = entry["lr"]
     if isinstance(lr, str):
         share = float(lr.removeprefix("best@"))
-        keys = ("method", "corpus", "options", "epochs", "init", "rest_lr")
+        keys = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied")
         usual = {key: getattr(Family("", 0.0, 0), key) for key in keys}
         wanted = {**usual, **entry, **entry.get("tuned_as", {})}
         tuned = [
             row
             for row in rows
             if row["seed"] == 0 and row["note"] == "tune" and row["sparsity"] == share
-            if all(row[key] == wanted[key] for key in keys)
+            if all(row.get(key, usual[key]) == wanted[key] for key in keys)
         ]
         if len(tuned) < entry.get("tuned", 4):
             return None
@@ -66,10 +66,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     shape = TINY if arguments.tiny else Shape()
     corpora: dict[str, Corpus] = {}
-    model = GPT(
-        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
-    )
-    model.to(device)
+    models: dict[bool, GPT] = {}  # of each kind one, which its compiled code is for
     losses = loss_of if arguments.eager else torch.compile(loss_of)
     while (task := tasks.get()) is not None:
         family, done = task
@@ -80,6 +77,9 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
                     streams = corpora[family.corpus].streams
                     corpora[family.corpus].streams = {k: v[:12000] % 512 for k, v in streams.items()}
             corpus = corpora[family.corpus]
+            if family.tied not in models:
+                models[family.tied] = make_model(shape, family.tied).to(device)
+            model = models[family.tied]
             settings = {k: v for k, v in asdict(family).items() if k != "sparsities"}
             rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:

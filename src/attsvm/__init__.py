@@ -49,25 +49,43 @@ from attsvm.svm import (
     embedding_svm,
     finite_part,
     gen_svm,
+    graph_finite_part,
+    graph_svm,
     head_svm,
     label_margin,
     margin_efficiency,
+    multiclass_svm,
+    ntp_finite_part,
+    ntp_svm,
+    per_head_svm,
     solve,
+    solve_rank,
     token_margin,
 )
 from attsvm.sweeps import sweep
 
-_SUBPACKAGES = ("embeddings", "experiments", "models", "optim", "plots", "report", "search", "text", "transformer")
+_SUBPACKAGES = (
+    "auditing",
+    "embeddings",
+    "experiments",
+    "models",
+    "optim",
+    "plots",
+    "report",
+    "search",
+    "text",
+    "transformer",
+)
 """Not needed by what is above, and some of them need more packages."""
-_SEARCH = ("basins", "cone_start", "falsify")
+_FUNCTIONS = {"audit": "auditing", "basins": "search", "cone_start": "search", "falsify": "search"}
 
 
 def __getattr__(name: str) -> Any:
     """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
-    if name in _SEARCH:
-        return getattr(importlib.import_module("attsvm.search"), name)
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"attsvm.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
 
 
@@ -111,15 +129,22 @@ __all__ = [
     "figure1",
     "finite_part",
     "gen_svm",
+    "graph_finite_part",
+    "graph_svm",
     "head_svm",
     "label_margin",
     "load",
     "margin_efficiency",
+    "multiclass_svm",
+    "ntp_finite_part",
+    "ntp_svm",
     "orthonormal",
     "parse_geometry",
+    "per_head_svm",
     "regularization_path",
     "save",
     "solve",
+    "solve_rank",
     "sphere",
     "sweep",
     "token_margin",

@@ -1,10 +1,13 @@
 """Margin problems and their certified solution."""
 
+from attsvm.svm._builders import graph_finite_part, graph_svm, multiclass_svm, ntp_finite_part, ntp_svm, per_head_svm
 from attsvm.svm._problem import MarginProblem, att_svm, embedding_svm, finite_part, gen_svm, head_svm
+from attsvm.svm._rank import LowRank, solve_rank
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._solve import label_margin, margin_efficiency, solve, token_margin
 
 __all__ = [
+    "LowRank",
     "MarginProblem",
     "MaxMargin",
     "Status",
@@ -12,9 +15,16 @@ __all__ = [
     "embedding_svm",
     "finite_part",
     "gen_svm",
+    "graph_finite_part",
+    "graph_svm",
     "head_svm",
     "label_margin",
     "margin_efficiency",
+    "multiclass_svm",
+    "ntp_finite_part",
+    "ntp_svm",
+    "per_head_svm",
     "solve",
+    "solve_rank",
     "token_margin",
 ]
