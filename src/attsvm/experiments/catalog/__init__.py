@@ -65,6 +65,7 @@ MODULES = (
     "ntp_classes",
     "ntp_svm",
     "ntp_graph",
+    "sparse_gpt",
 )
 
 CATALOG: dict[str, Experiment] = {}
