@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint docs bench explorer clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -32,9 +32,17 @@ lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: $(STAMP)  ## build the site into docs/_build/html; it opens from the folder
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+
 bench: $(STAMP)  ## solver against cvxpy, training against a plain loop, in CPU time of one thread
 	$(BIN)/python benchmarks/bench_solve.py
 	$(BIN)/python benchmarks/bench_train.py
 
+explorer:  ## build docs/explorer.html from explorer/ (needs node)
+	cd explorer && npm ci --no-audit --no-fund && npm run build
+
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo docs/_build docs/gallery docs/benchmarks explorer/node_modules
+	rm -rf .pytest_cache .ruff_cache .hypothesis

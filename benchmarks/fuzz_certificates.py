@@ -1,33 +1,155 @@
 """Nasty max-margin problems, and every certificate of their solutions checked in exact arithmetic.
 
-Values of rows, multipliers and ℓ2 norms are computed in fractions, other norms to 80 digits, from the numbers that
-`solve` was given and those that it returned. A claim that no W is feasible is checked by a vertex of the alternative,
-found by HiGHS and solved in fractions. One table comes out:
+Values of rows, multipliers and norms that need no roots are computed in fractions, other norms to 80 digits, from the
+numbers that `solve` was given and those that it returned. Norms are written down here a second time: nothing of the
+library takes part in a check. A claim that no W is feasible is checked by a vertex of the alternative, found by HiGHS
+and solved in fractions. Two tables come out, by kind of instance and by norm:
 
-python benchmarks/fuzz_certificates.py --instances 10000 --seed 0
+python benchmarks/fuzz_certificates.py --instances 10000 --seed 0 --workers 2 --rows rows.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 import scipy.optimize
 import torch
+from torch import Tensor
 
-from attsvm import Lp, MarginProblem, MaxMargin, Nuclear, Status, TokenData, att_svm, gen_svm, solve
-from attsvm.geometry import Group, Schatten
+from attsvm import Geometry, Lp, MarginProblem, MaxMargin, Status, TokenData, att_svm, gen_svm, parse_geometry, solve
+from attsvm.geometry import Group, Hybrid, Mahalanobis, Part, Schatten
 
-NORMS = ("l1", "l1.1", "l1.5", "l2", "l3", "l4", "l10", "linf", "nuclear", "spectral", "group:rows")
 BATCH = 10
 Vector = list[Fraction]
+Matrix = list[Vector]
+Row = dict[str, Any]
+
+
+# The norms: how the library is asked for them, and an independent answer to "is ‖W‖ more than this?".
+
+
+@dataclass(frozen=True)
+class Weighted(Geometry):
+    """An own norm, ‖c ∘ W‖_1.5 with c = 1, 2, 4 by row, as a user would write it."""
+
+    @property
+    def name(self) -> str:
+        return "own"
+
+    def norm(self, W: Tensor) -> Tensor:
+        return Lp(1.5).norm(self._price(W) * W)
+
+    def dual_norm(self, G: Tensor) -> Tensor:
+        return Lp(3).norm(G / self._price(G))
+
+    def _price(self, W: Tensor) -> Tensor:
+        return 2.0 ** (torch.arange(W.shape[-2], dtype=W.dtype, device=W.device) % 3)[:, None]
+
+
+def tridiagonal(D: int) -> np.ndarray:
+    """LLᵀ, L the identity with ½ below the diagonal: exact in float64, and in fractions L is solved row by row."""
+    L = np.eye(D) + np.eye(D, k=-1) / 2
+    return L @ L.T
+
+
+def two_parts(d: int, e: int) -> Hybrid:
+    """ℓ∞ on the first row of W, twice the spectral norm on the others."""
+    first = Part((0, 1), (0, e), Lp(math.inf), 0.5 if d > 1 else 1.0)
+    return Hybrid((first, *([Part((1, d), (0, e), Schatten(math.inf), 2.0)] if d > 1 else [])))
+
+
+NORMS: dict[str, Callable[[int, int], Geometry]] = {
+    name: (lambda d, e, name=name: parse_geometry(name))
+    for name in ("l1", "l1.1", "l1.5", "l2", "l3", "l4", "l10", "l20", "linf", "nuclear", "spectral", "schatten1.5")
+} | {
+    "schatten3": lambda d, e: Schatten(3),
+    "group:rows": lambda d, e: Group("rows"),
+    "group-max:rows": lambda d, e: Group("rows", largest=True),
+    "mahalanobis": lambda d, e: Mahalanobis(tridiagonal(d * e)),
+    "hybrid": two_parts,
+    "own": lambda d, e: Weighted(),
+}
+
+
+def exceeds(name: str, W: Matrix, bound: Fraction, dual: bool) -> bool:
+    """Whether the norm of W, or its dual norm, is more than the bound."""
+    if bound < 0:
+        return True
+    flat = [x for row in W for x in row]
+    if name == "mahalanobis":
+        return _mahalanobis_square(flat, dual) > bound * bound
+    if name == "own":
+        price = [Fraction(2) ** (i % 3) for i in range(len(W))]
+        W = [[x / c if dual else x * c for x in row] for row, c in zip(W, price)]
+        return exceeds("l3" if dual else "l1.5", W, bound, dual=False)
+    if name == "hybrid":
+        first, rest = [W[0]], W[1:]
+        if not rest:
+            return exceeds("linf", first, bound, dual)
+        if not dual:
+            return exceeds("linf", first, 2 * bound, dual) or exceeds("spectral", rest, bound / 2, dual)
+        with mpmath.workdps(80):
+            left = _number(bound - 2 * sum((abs(x) for x in W[0]), Fraction(0)))
+            return mpmath.fsum(_singular_values(rest)) / 2 > left
+    if name in ("l1", "linf"):
+        sizes = [abs(x) for x in flat]
+        return (max(sizes) if (name == "l1") == dual else sum(sizes, Fraction(0))) > bound
+    if name == "l2":
+        return sum((x * x for x in flat), Fraction(0)) > bound * bound
+    with mpmath.workdps(80):
+        values, p = _parts_and_exponent(name, W, flat)
+        if dual:
+            p = math.inf if p == 1 else 1 if p == math.inf else p / (p - 1)
+        limit = _number(bound)
+        if p == math.inf:
+            return max(values) > limit
+        return mpmath.fsum(x**p for x in values if x) > limit**p
+
+
+def _parts_and_exponent(name: str, W: Matrix, flat: Vector) -> tuple[list[Any], Any]:
+    """The positive numbers whose ℓp norm this is."""
+    if name.startswith("group"):
+        groups = W if name.endswith("rows") else [list(column) for column in zip(*W)]
+        sizes = [mpmath.sqrt(_number(sum((x * x for x in group), Fraction(0)))) for group in groups]
+        return sizes, math.inf if "max" in name else 1
+    if name in ("nuclear", "spectral") or name.startswith("schatten"):
+        p = {"nuclear": 1, "spectral": math.inf}.get(name) or mpmath.mpf(name.removeprefix("schatten"))
+        return _singular_values(W), p
+    return [abs(_number(x)) for x in flat], mpmath.mpf(name.removeprefix("l"))
+
+
+def _singular_values(W: Matrix) -> list[Any]:
+    """Roots of the eigenvalues of WWᵀ or WᵀW, taken with twice the digits."""
+    rows = W if len(W) <= len(W[0]) else [list(column) for column in zip(*W)]
+    largest = max(abs(x) for row in rows for x in row) or Fraction(1)
+    rows = [[x / largest for x in row] for row in rows]
+    with mpmath.workdps(160):
+        gram = mpmath.matrix([[_number(_dot(x, y)) for y in rows] for x in rows])
+        values = mpmath.eigsy(gram, eigvals_only=True)
+        return [mpmath.sqrt(max(x, 0)) * _number(largest) for x in values]
+
+
+def _mahalanobis_square(w: Vector, dual: bool) -> Fraction:
+    """|Lᵀw|², or |y|² with Ly = w."""
+    total, y = Fraction(0), Fraction(0)
+    for x, after in zip(w, [*w[1:], Fraction(0)]):
+        y = x - y / 2 if dual else x + after / 2
+        total += y * y
+    return total
 
 
 # The nasty instances. Each function makes a batch of problems over tokens or of own rows.
@@ -52,7 +174,7 @@ def scaled_queries(rng: np.random.Generator) -> MarginProblem:
 
 def scaled_tokens(rng: np.random.Generator) -> MarginProblem:
     X, Z = _tokens(rng, *_size(rng))
-    return _att(X * 10.0 ** rng.uniform(-4, 4, size=X.shape[:2])[..., None, None], Z)
+    return _att(X * 10.0 ** rng.uniform(-8, 8, size=X.shape[:2])[..., None, None], Z)
 
 
 def scaled_rows(rng: np.random.Generator) -> MarginProblem:
@@ -68,7 +190,7 @@ def scaled_columns(rng: np.random.Generator) -> MarginProblem:
 
 def near_ties(rng: np.random.Generator) -> MarginProblem:
     X, Z = _tokens(rng, *_size(rng))
-    gap = 10.0 ** rng.uniform(-9, -3, size=(BATCH, 1))
+    gap = 10.0 ** rng.uniform(-12, -3, size=(BATCH, 1))
     X[:, 0, 1] = X[:, 0, 0] + gap * rng.normal(size=X[:, 0, 0].shape)
     return _att(X, Z)
 
@@ -87,13 +209,26 @@ def duplicates(rng: np.random.Generator) -> MarginProblem:
 
 def near_infeasible(rng: np.random.Generator) -> MarginProblem:
     """Margins of 1e-1 to 1e-6 of the rows' length."""
+    return _margins(rng, 10.0 ** rng.uniform(-6, -1, size=(BATCH, 1)))
+
+
+def tiny_margins(rng: np.random.Generator) -> MarginProblem:
+    """Margins of 1e-6 to 1e-12 of the rows' length, the same for the whole batch."""
+    return _margins(rng, np.full((BATCH, 1), _tiny(rng)))
+
+
+def _tiny(rng: np.random.Generator) -> float:
+    return 10.0 ** rng.uniform(-12, -6)
+
+
+def _margins(rng: np.random.Generator, gamma: np.ndarray) -> MarginProblem:
     N, d, e = rng.integers(5, 40), rng.integers(2, 5), rng.integers(1, 4)
     W = rng.normal(size=(BATCH, d, e))
     A, Z = rng.normal(size=(BATCH, N, d)), rng.normal(size=(BATCH, N, e))
     Wz = np.einsum("bde,bne->bnd", W, Z)
     value = np.einsum("bnd,bnd->bn", A, Wz)
     A *= np.where(value < 0, -1, 1)[..., None]
-    gamma = 10.0 ** rng.uniform(-6, -1, size=(BATCH, 1)) * (1 + rng.exponential(size=(BATCH, N)))
+    gamma = gamma * (1 + rng.exponential(size=(BATCH, N)))
     A += ((gamma - abs(value)) / (Wz**2).sum(-1))[..., None] * Wz
     return MarginProblem.from_rows(A, Z)
 
@@ -130,6 +265,7 @@ KINDS: dict[str, Callable[[np.random.Generator], MarginProblem]] = {
         near_ties,
         duplicates,
         near_infeasible,
+        tiny_margins,
         overfull,
         whole_numbers,
         equalities,
@@ -141,10 +277,11 @@ KINDS: dict[str, Callable[[np.random.Generator], MarginProblem]] = {
 
 
 class Exact:
-    """Instance k of a problem and its solution, as fractions."""
+    """Instance k of a problem and its solution, as fractions; `norm` is a name of the table above."""
 
-    def __init__(self, problem: MarginProblem, solution: MaxMargin, k: int) -> None:
+    def __init__(self, problem: MarginProblem, solution: MaxMargin, k: int, norm: str | None = None) -> None:
         self.problem, self.solution, self.k = problem, solution, k
+        self.norm = norm or solution.geometry.name
         self.R = problem.A.shape[2]
         self.present = problem.present[k].flatten().tolist()
         self.equality = problem.equality[k].flatten().tolist()
@@ -176,7 +313,7 @@ class Exact:
             value = _dot(a, Wz[c // self.R])
             if abs(value - b) > off if self.equality[c] else value < b:
                 wrong.append(f"row {c} has value {float(value):.17g} for b = {float(b):g}")
-        if self._exceeds(W, upper, dual=False):
+        if exceeds(self.norm, W, Fraction(upper), dual=False):
             wrong.append(f"‖W‖ exceeds upper = {upper:.17g}")
         return wrong
 
@@ -197,35 +334,7 @@ class Exact:
                     U[i][j] += v[i] * z[j]
         value = sum((x * b for x, b, there in zip(lam, self.b, self.present) if there), Fraction(0))
         # lower ≤ b'λ/‖A'λ‖_*, that is ‖A'λ‖_* ≤ b'λ/lower.
-        return ["b'λ/‖A'λ‖ is below lower"] if self._exceeds(U, value / Fraction(lower), dual=True) else []
-
-    def _exceeds(self, W: list[Vector], bound: float | Fraction, dual: bool) -> bool:
-        bound, geometry = Fraction(bound), self.solution.geometry
-        if bound < 0:
-            return True
-        flat = [x for row in W for x in row]
-        if isinstance(geometry, Lp) and not geometry.smooth:
-            sizes = [abs(x) for x in flat]
-            return (max(sizes) if (geometry.p == 1) == dual else sum(sizes, Fraction(0))) > bound
-        if geometry == Lp(2):
-            return sum((x * x for x in flat), Fraction(0)) > bound * bound
-        with mpmath.workdps(80):
-            limit = _number(bound)
-            if isinstance(geometry, Lp):
-                p = mpmath.mpf(geometry.p)
-                p = p / (p - 1) if dual else p
-                return mpmath.fsum(abs(_number(x)) ** p for x in flat if x) > limit**p
-            if isinstance(geometry, Group):
-                index = geometry.blocks(len(W), len(W[0])).index.flatten(1).tolist()
-                values = [mpmath.sqrt(mpmath.fsum(_number(flat[i]) ** 2 for i in group if i >= 0)) for group in index]
-                return (max(values) if geometry.largest != dual else mpmath.fsum(values)) > limit
-            values = mpmath.svd_r(mpmath.matrix([[_number(x) for x in row] for row in W]), compute_uv=False)
-            p = float("inf") if isinstance(geometry, Nuclear) and dual else 1.0
-            if isinstance(geometry, Schatten):
-                p = geometry.dual.p if dual else geometry.p
-            if p == float("inf"):
-                return max(values) > limit
-            return mpmath.fsum(x ** mpmath.mpf(p) for x in values) > limit ** mpmath.mpf(p)
+        return ["b'λ/‖A'λ‖ is below lower"] if exceeds(self.norm, U, value / Fraction(lower), dual=True) else []
 
     def contradiction(self) -> bool:
         """Whether some λ with A'λ = 0, b'λ > 0, λ ≥ 0 on inequalities exists, in fractions."""
@@ -299,51 +408,79 @@ def _dependence(vectors: list[Vector]) -> Vector | None:
     return weights
 
 
-def fuzz(instances: int, seed: int, norms: tuple[str, ...] = NORMS, verbose: bool = False) -> dict[str, Counter[str]]:
-    """Counts of solved, infeasible, open and false certificates, by kind."""
-    counts = {name: Counter[str]() for name in KINDS}
-    done = 0
-    while done < instances:
-        name = list(KINDS)[done // BATCH % len(KINDS)]
-        rng = np.random.default_rng([seed, done])
-        problem, norm = KINDS[name](rng), norms[done // BATCH // len(KINDS) % len(norms)]
-        start = time.perf_counter()
-        solution = solve(problem, norm)
-        counts[name]["ms"] += int(1e3 * (time.perf_counter() - start))
-        for k in range(len(problem)):
-            outcome = str(solution.status[k])
-            counts[name][outcome] += 1
-            for error in Exact(problem, solution, k).errors()[:1]:
-                counts[name]["false"] += 1
-                print(f"FALSE: {name}, seed {seed}, batch {done}, instance {k}, {norm}, {outcome}: {error}", flush=True)
-            if verbose and outcome == "not converged":
-                bracket = f"[{solution.lower[k].item():.6g}, {solution.upper[k].item():.6g}]"
-                print(f"open: {name}, batch {done}, instance {k}, {norm}: {bracket}", flush=True)
-        done += len(problem)
-    return counts
+def rows_of(batch: int, seed: int, norms: tuple[str, ...]) -> list[Row]:
+    """One batch of instances: what was claimed, and whether it is so."""
+    kind = list(KINDS)[batch % len(KINDS)]
+    norm = norms[batch // len(KINDS) % len(norms)]
+    generator = partial(np.random.default_rng, [seed, batch])
+    problem = KINDS[kind](generator())
+    # Rounding W and λ alone moves a margin of γ, of rows of length 5 or so, by about 1e-15/γ of itself.
+    tol = max(1e-9, 1e-14 / _tiny(generator())) if kind == "tiny_margins" else 1e-9
+    start = time.perf_counter()
+    solution = solve(problem, NORMS[norm](*problem.shape), tol=tol)
+    each = (time.perf_counter() - start) / len(problem)
+    rows = []
+    for k in range(len(problem)):
+        errors = Exact(problem, solution, k, norm).errors()
+        gap = solution.gap[k].item()
+        row = {"kind": kind, "norm": norm, "batch": batch, "instance": k, "tol": tol}
+        row |= {"status": str(solution.status[k]), "gap": gap if math.isfinite(gap) else None}
+        row |= {"found": bool(solution.upper[k].isfinite()), "seconds": each}
+        rows.append(row | {"verified": not errors, "errors": errors[:1]})
+    return rows
+
+
+def fuzz(instances: int, seed: int, norms: Iterable[str] = tuple(NORMS), workers: int = 1) -> Iterator[Row]:
+    """Rows of all instances, in any order."""
+    work, batches = partial(rows_of, seed=seed, norms=tuple(norms)), range(math.ceil(instances / BATCH))
+    if workers == 1:
+        yield from (row for batch in batches for row in work(batch))
+        return
+    with get_context("spawn").Pool(workers, torch.set_num_threads, (1,)) as pool:
+        for rows in pool.imap_unordered(work, batches):
+            yield from rows
+
+
+def table(rows: list[Row], by: str) -> list[str]:
+    """Counts of solved, infeasible, open and false certificates."""
+    heads = (by, "instances", "solved", "infeasible", "open", "no W", "false", "ms each")
+    lines = ["{:>16} {:>9} {:>7} {:>10} {:>5} {:>5} {:>5} {:>8}".format(*heads)]
+    groups = {name: [row for row in rows if row[by] == name] for name in sorted({row[by] for row in rows})}
+    for name, some in [*groups.items(), ("all", rows)]:
+        count = Counter(row["status"] for row in some)
+        nothing = sum(row["status"] == "not converged" and not row["found"] for row in some)
+        false = sum(not row["verified"] for row in some)
+        each = 1e3 * sum(row["seconds"] for row in some) / max(1, len(some))
+        numbers = (len(some), count["solved"], count["infeasible"], count["not converged"], nothing, false, each)
+        lines.append("{:>16} {:9} {:7} {:10} {:5} {:5} {:5} {:8.1f}".format(name, *numbers))
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--norms", nargs="+", default=NORMS)
-    parser.add_argument("--verbose", action="store_true", help="name the instances that stay open")
+    parser.add_argument("--norms", nargs="+", default=list(NORMS))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rows", type=Path, help="write a line of JSON per instance")
+    parser.add_argument("--table", type=Path, help="only print the tables of these rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    counts = fuzz(options.instances, options.seed, tuple(options.norms), options.verbose)
-    columns = ("solved", "infeasible", "not converged", "false")
-    print(f"{'kind':>16} {'instances':>9} {'solved':>7} {'infeasible':>10} {'open':>5} {'false':>5} {'ms each':>8}")
-    total = sum(counts.values(), Counter())
-    for name, count in [*counts.items(), ("all", total)]:
-        number = sum(count[c] for c in columns[:3])
-        numbers = [count[c] for c in columns]
-        each = count["ms"] / max(1, number)
-        row = (name, number, *numbers, each)
-        print("{:>16} {:9} {:7} {:10} {:5} {:5} {:8.1f}".format(*row))
-    number = sum(total[c] for c in columns[:3])
-    print(f"open share {total['not converged'] / max(1, number):.2%}, false certificates {total['false']}")
-    sys.exit(1 if total["false"] else 0)
+    if options.table:
+        rows = [json.loads(line) for line in options.table.read_text().splitlines()]
+    else:
+        rows = []
+        with open(options.rows or "/dev/null", "a") as file:
+            for row in fuzz(options.instances, options.seed, options.norms, options.workers):
+                rows.append(row)
+                print(json.dumps(row), file=file, flush=True)
+                if not row["verified"]:
+                    print("FALSE:", json.dumps(row), flush=True)
+    print("\n".join([*table(rows, "kind"), "", *table(rows, "norm")]))
+    still_open = sum(row["status"] == "not converged" for row in rows)
+    false = sum(not row["verified"] for row in rows)
+    print(f"open share {still_open / max(1, len(rows)):.2%}, false certificates {false}")
+    sys.exit(1 if false else 0)
 
 
 if __name__ == "__main__":

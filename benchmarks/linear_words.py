@@ -16,8 +16,8 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 from attsvm.embeddings import Reviews, occurrences, posterior_difference
-from attsvm.experiments._rank_correlation import spearman
-from attsvm.experiments._tokens import SEEN
+from attsvm.experiments.rank_correlation import spearman
+from attsvm.experiments.tokens import SEEN
 
 
 def main(path: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from attsvm.embeddings import AdamWPlan, Reviews
-from attsvm.experiments._tokens import trained_tokens
+from attsvm.experiments.tokens import trained_tokens
 from attsvm.files import write_arrays
 
 

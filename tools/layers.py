@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "attsvm"
 LAYERS = (
     ("errors", "tolerances", "_version"),
-    ("checks", "derivatives", "frames", "interrupts", "named", "progress"),
+    ("captures", "checks", "derivatives", "frames", "interrupts", "named", "progress"),
     ("schema",),
     ("files",),
     ("identity", "pages", "plots", "tables", "tokenizers"),
@@ -21,7 +21,7 @@ LAYERS = (
     ("dynamics",),
     ("diagnostics",),
     ("models", "optim", "paths", "search", "sweeps", "text"),
-    ("embeddings", "transformer"),
+    ("auditing", "embeddings", "transformer"),
     ("experiments",),
     ("report",),
     ("cli",),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adamw import adamw
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 
@@ -83,16 +84,19 @@ class PAdam(_Adam):
 
 class Muon(Optimizer):
     """torch.optim.Muon with match_rms_adamw, matrices of one shape orthogonalised together: many small products take
-    far longer than few large ones."""
+    far longer than few large ones. A group with `adam` takes AdamW's step instead, at `adam` times the lr."""
 
     def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "adam": None})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor, dict[str, Any]]]] = {}
         for group in self.param_groups:
             for w in group["params"]:
+                if group["adam"] is not None:
+                    self._adam(w, group["lr"] * group["adam"], group["weight_decay"])
+                    continue
                 state = self.state[w]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(w)
@@ -106,6 +110,26 @@ class Muon(Optimizer):
                 w.mul_(1 - group["lr"] * group["weight_decay"])
                 update = update if w.shape == update.shape else update.T
                 w.add_(update, alpha=-group["lr"] * 0.2 * most**0.5)
+
+    def _adam(self, w: Tensor, lr: float, weight_decay: float) -> None:
+        assert w.grad is not None
+        state = self.state[w]
+        if not state:
+            state["step"] = torch.zeros((), device=w.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+        tensors = ([w], [w.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]])
+        adamw(
+            *tensors,
+            foreach=not w.is_cuda,
+            fused=w.is_cuda,
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=EPS,
+            maximize=False,
+        )
 
 
 def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:

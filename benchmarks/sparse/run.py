@@ -1,10 +1,12 @@
 """Run the benchmark of sparse training: several processes share one GPU, one row a run.
 
-    python benchmarks/sparse/run.py --plan plan.jsonl --rows rows.jsonl --tokens TOKENS --workers 4 --seconds 550
+    python benchmarks/sparse/run.py --plan benchmarks/sparse/plan.jsonl --rows new.jsonl --tokens TOKENS \\
+        --known benchmarks/results/sparse/rows.parquet --workers 4 --seconds 550
+    python benchmarks/sparse/tables.py new.jsonl
 
 A line of the plan is a Family; "lr": "best@0.9" is the learning rate with the smallest validation loss among the rows
-of seed 0 with this method and these options at 90% zeros. Runs whose row is there are skipped, so a run that was
-stopped goes on where it was, and the plan may grow while it is worked on.
+of seed 0 with this method and these options at 90% zeros. Runs whose row is there are skipped, so that the plan is
+resumed after a stop, and it may grow while it is worked on.
 """
 
 from __future__ import annotations
@@ -23,15 +25,21 @@ import torch
 import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training import Corpus, Family, Shape, loss_of, train_family
+from training import Corpus, Family, Shape, loss_of, make_model, train_family
 
 from attsvm.models import GPT
 
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+def read_rows(path: Path, known: Path | None = None) -> list[dict[str, Any]]:
+    """New rows, and those that are kept as parquet."""
+    kept: list[dict[str, Any]] = []
+    if known is not None:
+        import pyarrow.parquet as pq
+
+        kept = [row | {"options": json.loads(row["options"])} for row in pq.read_table(known).to_pylist()]
+    return kept + ([json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else [])
 
 
 def read_plan(path: Path) -> list[dict[str, Any]]:
@@ -44,14 +52,14 @@ def resolve(entry: dict[str, Any], rows: list[dict[str, Any]]) -> Family | None:
     lr = entry["lr"]
     if isinstance(lr, str):
         share = float(lr.removeprefix("best@"))
-        keys = ("method", "corpus", "options", "epochs", "init", "rest_lr")
+        keys = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied")
         usual = {key: getattr(Family("", 0.0, 0), key) for key in keys}
         wanted = {**usual, **entry, **entry.get("tuned_as", {})}
         tuned = [
             row
             for row in rows
             if row["seed"] == 0 and row["note"] == "tune" and row["sparsity"] == share
-            if all(row[key] == wanted[key] for key in keys)
+            if all(row.get(key, usual[key]) == wanted[key] for key in keys)
         ]
         if len(tuned) < entry.get("tuned", 4):
             return None
@@ -66,10 +74,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     shape = TINY if arguments.tiny else Shape()
     corpora: dict[str, Corpus] = {}
-    model = GPT(
-        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
-    )
-    model.to(device)
+    models: dict[bool, GPT] = {}  # of each kind one, which its compiled code is for
     losses = loss_of if arguments.eager else torch.compile(loss_of)
     while (task := tasks.get()) is not None:
         family, done = task
@@ -80,6 +85,9 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
                     streams = corpora[family.corpus].streams
                     corpora[family.corpus].streams = {k: v[:12000] % 512 for k, v in streams.items()}
             corpus = corpora[family.corpus]
+            if family.tied not in models:
+                models[family.tied] = make_model(shape, family.tied).to(device)
+            model = models[family.tied]
             settings = {k: v for k, v in asdict(family).items() if k != "sparsities"}
             rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:
@@ -93,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--known", type=Path, help="rows of earlier runs, .parquet")
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=550)
@@ -114,7 +123,7 @@ def main() -> None:
     running = 0
 
     def dispatch() -> bool:
-        rows = read_rows(arguments.rows)
+        rows = read_rows(arguments.rows, arguments.known)
         done = {replace_keys(row) for row in rows}
         for entry in read_plan(arguments.plan):
             family = resolve(entry, rows)

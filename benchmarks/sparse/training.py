@@ -42,6 +42,7 @@ class Family:
     epochs: float = 4
     warmup: float = 0.1
     clip: float = 1.0  # of the norm of all gradients
+    tied: bool = True  # the head is the embedding, or a matrix that is trained and pruned as the others
     start: float = 0.2
     end: float = 0.75
     init: str = "gpt2"  # or "torch": as nn.Linear starts
@@ -103,7 +104,7 @@ def loss_of(model: GPT, tokens: Tensor, total: bool = False) -> Tensor:
 
 
 def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optimizer]:
-    """The method on the matrices; AdamW on embeddings and norms, the same for all."""
+    """The method on the matrices, a head of its own included; AdamW on embeddings and norms, the same for all."""
     groups = param_groups(model, 2.0)
     matrices = [g for g in groups if g["name"] in ("attention", "matrices")]
     rest = [g for g in groups if g["name"] not in ("attention", "matrices")]
@@ -114,7 +115,7 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     if family.method in ("adamw", "rigl"):
         main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
-        main = Muon(matrices, lr=lr, weight_decay=decay)
+        main = Muon(_without_head(matrices, model, family), lr=lr, weight_decay=decay)
     elif family.method == "mirror":
         l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
         main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
@@ -127,6 +128,30 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     else:
         raise ValueError(family.method)
     return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
+
+
+def make_model(shape: Shape, tied: bool) -> GPT:
+    return GPT(
+        vocabulary=shape.vocabulary,
+        length=shape.length,
+        width=shape.width,
+        layers=shape.layers,
+        heads=shape.heads,
+        tied=tied,
+    )
+
+
+def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Family) -> list[dict[str, Any]]:
+    """Muon is for hidden matrices: a head of its own gets Adam's step at the rate of the rest, inside Muon, so that it
+    is pruned with the others."""
+    assert isinstance(model, GPT)
+    if model.head is None:
+        return matrices
+    head, groups = model.head.weight, []
+    for group in matrices:
+        hidden = [w for w in group["params"] if w is not head]
+        groups.append({**{k: v for k, v in group.items() if k != "param_names"}, "params": hidden})
+    return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
 
 
 def train_family(
@@ -142,9 +167,7 @@ def train_family(
     """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
     device = corpus.streams["train"].device
     torch.manual_seed(family.seed)
-    fresh = GPT(
-        vocabulary=shape.vocabulary, length=shape.length, width=shape.width, layers=shape.layers, heads=shape.heads
-    )
+    fresh = make_model(shape, family.tied)
     if family.init == "torch":
         for module in fresh.modules():
             if isinstance(module, nn.Linear):
@@ -184,6 +207,8 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3}
     elif "regrow" in family.options:
         schedule["regrow"] = family.options["regrow"]
+    if "scope" in family.options:
+        schedule["scope"] = family.options["scope"]
     return GradualPruning(optimizer, sparsity, total, **schedule)
 
 

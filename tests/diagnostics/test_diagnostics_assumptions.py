@@ -146,6 +146,27 @@ def test_e_is_the_worst_mixture(kind: str) -> None:
         assert check.holds[b] == (check.value[b] > 0)
 
 
+def test_e_of_a_mixed_head_is_bounded_by_tokens_and_by_slopes() -> None:
+    """Output weights of both signs: h is neither convex nor concave, and either end of a mixture can be the worst."""
+    data = with_head(masked_data(8), "mlp")
+    tokens, head = random_tokens(data), data.head
+    assert head is not None
+    value = assumption_e(data, tokens, samples=1).value
+    ends, slopes = torch.full_like(value, torch.inf), torch.full_like(value, torch.inf)
+    for b, i, k in queries(data):
+        alpha, highest = int(tokens[b, i, k]), score(data, b, i, k, int(tokens[b, i, k]))
+        for t in visible(data, b, i, k):
+            if score(data, b, i, k, t) < highest:
+                x = torch.stack([data.X[b, i, alpha], torch.lerp(data.X[b, i, alpha], data.X[b, i, t], 1e-7)])
+                near = data.Y[b, i, k] * head[b : b + 1].value(x.expand(1, 1, data.K, -1, -1))[0, 0, k]
+                ends[b] = min(ends[b], highest - score(data, b, i, k, t))
+                slopes[b] = min(slopes[b], (near[0] - near[1]) / 1e-7)
+    assert (value <= ends + 1e-12).all()
+    assert (value <= slopes + 1e-5).all()
+    assert (ends < slopes - 1e-3).any()
+    assert (slopes < ends - 1e-3).any()
+
+
 def test_e_of_a_linear_head_is_87_and_of_lowest_tokens_is_void() -> None:
     data = sphere(3, 4, 5, trials=5, seed=1)
     tokens = data.optimal_tokens()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +95,27 @@ def test_a_second_run_of_a_folder_that_is_at_work_is_refused(tmp_path: Path) -> 
             run_experiments([make()], tmp_path, quick=True)
 
     run_experiments([make()], tmp_path, quick=True, report=again)
+
+
+HOLDER = """
+import multiprocessing, numpy as np
+from attsvm.experiments import Experiment
+
+held = []
+
+def run(params, trials, device):
+    held.append(multiprocessing.get_context("spawn").Lock())  # as a compiler in the worker does
+    return {"x": np.zeros(len(trials))}
+
+EXPERIMENT = Experiment(
+    id="holder", title="t", statement="s", grid={"a": [1]}, run=run, figure=lambda rows: None,
+    checks=lambda rows: [], trials=1, quick=1, batch=1,
+)
+"""
+
+
+def test_workers_free_their_semaphores_when_all_is_done(tmp_path: Path) -> None:
+    (tmp_path / "holder.py").write_text(HOLDER)
+    command = [sys.executable, "-m", "attsvm", "reproduce", "./holder.py", "--quick", "--workers", "1", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "leaked" not in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attsvm.experiments._rank_correlation import ranks, spearman, spearman_interval
+from attsvm.experiments.rank_correlation import ranks, spearman, spearman_interval
 
 
 @settings(deadline=None, max_examples=50)

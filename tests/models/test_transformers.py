@@ -206,10 +206,14 @@ def test_gpt_attends_to_the_past_alone():
     assert (changed[7:] > 1e-8).all()
 
 
-def test_gpt_is_checked_and_its_head_is_the_embedding():
+def test_gpt_is_checked_and_its_head_is_the_embedding_or_its_own():
     model = GPT(vocabulary=20, length=12, width=16, layers=1, heads=2)
     tokens = torch.randint(20, (1, 5))
     torch.testing.assert_close(model(tokens), model.features(tokens) @ model.words.weight.T)
+    apart = GPT(vocabulary=20, length=12, width=16, layers=1, heads=2, tied=False)
+    assert apart.head is not None
+    torch.testing.assert_close(apart(tokens), apart.features(tokens) @ apart.head.weight.T)
+    torch.testing.assert_close(apart.attention(tokens)[0], apart(tokens))
     with pytest.raises(AttsvmError, match="at most 12 tokens"):
         model(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(AttsvmError, match="multiple of heads"):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attsvm.errors import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent
 from attsvm.optim._edits import signature
+from attsvm.optim._mirror_map import means
 
 FORMS = [
     *[("cpu", {"foreach": foreach}) for foreach in (True, False)],
@@ -149,6 +150,27 @@ def test_l1_of_the_weight_is_its_soft_threshold(p, device, form):
     assert 0.01 < (sparse == 0).double().mean() < 0.9
 
 
+@pytest.mark.parametrize("p", [1.1, 1.5])
+@forms
+def test_l1_of_the_weight_loses_no_digits_over_many_steps(p, device, form):
+    # Next to the threshold a weight is a small difference of larger numbers, and θ = |w|^(p−1) is steep at 0, so a few
+    # entries err by more; errors are measured in units of |w| + threshold.
+    lr, l1, size, steps = 1e-3, 0.5, 6000, 50
+    start, grads = 0.1 * gradients(1, size)[0], gradients(steps, size, seed=8)
+    found = []
+    for dtype, path in ((torch.float32, form), (torch.float64, {"foreach": False})):
+        w = nn.Parameter(start.to(device, dtype, copy=True))
+        optimizer = MirrorAdam([w], lr=lr, p=p, l1=l1, l1_of="weight", **path)
+        for grad in grads:
+            w.grad = grad.to(device, dtype)
+            optimizer.step()
+        found.append(w.detach().double())
+    error = (found[0] - found[1]).abs() / (found[1].abs() + lr * l1)
+    assert error.median() < 1e-6
+    assert error.quantile(0.999) < 1e-4
+    assert 0.001 < (found[1] == 0).double().mean() < 0.9
+
+
 @pytest.mark.parametrize("options", [{"l1": -1.0}, {"l1": float("nan")}, {"l1_of": "theta"}])
 def test_l1_is_checked(options):
     with pytest.raises(AttsvmError, match="l1"):
@@ -178,6 +200,34 @@ def test_weights_edited_through_data_stay_edited(name, p, dtype, size, device, f
             optimizer.step()
         results.append(w.detach())
     assert torch.equal(*results)
+
+
+@pytest.mark.filterwarnings("ignore:after")
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("p", [1.1, 1.5, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@forms
+def test_a_nan_written_into_a_weight_stays_there_alone(dtype, p, data, device, form):
+    clean, spoiled = (nn.Parameter((0.1 * gradients(1, 600)[0]).to(device, dtype)) for _ in range(2))
+    optimizers = [MirrorAdam([w], p=p, **form) for w in (clean, spoiled)]
+    for step, grad in enumerate(gradients(4, 600, seed=9)):
+        if step == 2:
+            with torch.no_grad():
+                (spoiled.data if data else spoiled)[7] = torch.nan
+        for w, optimizer in zip((clean, spoiled), optimizers):
+            w.grad = grad.to(device, dtype)
+            optimizer.step()
+    theta = optimizers[1].state[spoiled]["mirror"]
+    assert spoiled[7].isnan()
+    assert theta[7].isnan()
+    others = torch.arange(600, device=device) != 7
+    assert torch.equal(spoiled[others], clean[others])
+    # and it is no edit again and again: where θ and weight are both nan they agree
+    assert means(theta, spoiled.detach(), p).all()
+    with torch.no_grad():
+        spoiled[7] = 0.1
+    optimizers[1].step()
+    assert spoiled.isfinite().all()
 
 
 @pytest.mark.filterwarnings("ignore")

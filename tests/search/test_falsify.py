@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attsvm
-from attsvm import AttsvmError, TokenData, Trajectory, att_svm, solve
-from attsvm.diagnostics import assumption_b2, is_locally_optimal, lipschitz_constant
-from attsvm.search import Descent, counterexample, falsify
+from attsvm import AttsvmError, TokenData, att_svm, solve
+from attsvm.diagnostics import assumption_b2, lipschitz_constant
+from attsvm.search import Descent, counterexample, falsify, optimal_tokens_lead
 from attsvm.search._shrink import Instance, shrink
 
 
@@ -20,18 +20,9 @@ def separable_equal_scores(data: TokenData) -> torch.Tensor:
     return assumption_b2(data).holds & solve(att_svm(data)).solved
 
 
-def optimal_lead(run: Trajectory) -> torch.Tensor:
-    """By how much the optimal tokens lead; positive too where wrong ones lead that are not locally optimal."""
-    data, opt = run.data, run.data.optimal_tokens()[..., None]
-    logits = data.logits(run.W)
-    lead = (logits.gather(-1, opt)[..., 0] - logits.scatter(-1, opt, -torch.inf).amax(-1)).amin((1, 2))
-    final = is_locally_optimal(data, run.tokens, solve(att_svm(data, run.tokens), tol=1e-10))
-    return torch.where(final, lead, lead.abs())
-
-
 def test_theorem_4_is_refuted_from_scratch() -> None:
     descent = Descent(100, step_size, "correlation")
-    found = falsify(optimal_lead, separable_equal_scores, descent, n=2, batch=256, rounds=20, entries=3)
+    found = falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, batch=256, rounds=20, entries=3)
     assert found is not None
     data = found.data
     assert (data.n, data.T) == (2, 2)  # for one sequence the theorem is true
@@ -43,14 +34,14 @@ def test_theorem_4_is_refuted_from_scratch() -> None:
     # The descent, once more and longer, by train itself.
     lr = step_size(data).item()
     run = attsvm.train(data, steps=3200, lr=lr, normalize=False, loss="correlation", record=(), compile=False)
-    assert optimal_lead(run).item() < found.confirmed[0]
+    assert optimal_tokens_lead(run).item() < found.confirmed[0]
     assert "Counterexample(X=" in repr(found)
 
 
 def test_a_true_theorem_is_not_refuted() -> None:
     descent = Descent(100, step_size, "correlation")
-    assert falsify(optimal_lead, separable_equal_scores, descent, n=1, T=3, batch=64, rounds=3) is None
-    assert falsify(optimal_lead, separable_equal_scores, descent, n=2, batch=64, seconds=0) is None
+    assert falsify(optimal_tokens_lead, separable_equal_scores, descent, n=1, T=3, batch=64, rounds=3) is None
+    assert falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, batch=64, seconds=0) is None
 
 
 def test_scaled_queries_are_step_sizes() -> None:
@@ -115,13 +106,13 @@ def test_a_violation_that_passes_is_none() -> None:
     descent = Descent(400, step_size, "correlation")
     for data, lasts in ((passing, False), (counterexample(6), True)):
         run = descent.run(data)
-        assert optimal_lead(run).item() < 0
-        assert (optimal_lead(descent.follow(run)).item() < 0) is lasts
+        assert optimal_tokens_lead(run).item() < 0
+        assert (optimal_tokens_lead(descent.follow(run)).item() < 0) is lasts
 
 
 def test_bad_input_is_refused() -> None:
     descent = Descent(10)
     with pytest.raises(AttsvmError, match="free must name"):
-        falsify(optimal_lead, separable_equal_scores, descent, n=2, free=("W",))
+        falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, free=("W",))
     with pytest.raises(AttsvmError, match="ℓp norm"):
         Descent(10, geometry="nuclear").run(attsvm.sphere(1, 2, 2))

@@ -1,4 +1,4 @@
-"""`attsvm transformer`: train the papers' transformers on reviews or images with any of the optimizers."""
+"""`attsvm transformer`: train the papers' transformers, or a GPT, on reviews or images with any of the optimizers."""
 
 from __future__ import annotations
 
@@ -47,12 +47,23 @@ class Groups(StrEnum):
     matrices = "matrices"
 
 
+class Model(StrEnum):
+    classifier = "classifier"
+    gpt = "gpt"
+
+
+class Schedule(StrEnum):
+    constant = "constant"
+    cosine = "cosine"
+
+
 class Loss(StrEnum):
     sum = "sum"
     mean = "mean"
 
 
 _MIRROR = ("mirror-descent", "mirror-adam")
+_MODEL_HELP = "classifier: of texts or images. gpt: predicts every next token of texts, whose labels are not used."
 _USED_BY = {"p": _MIRROR, "groups": _MIRROR, "momentum": ("mirror-descent", "sgd")}
 """Options that only these optimizers use, and"""
 _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "vit", "patch": "vit", "images": "vit"}
@@ -66,6 +77,7 @@ def fit_command(
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     tokenizer: TokenizerOption = None,
+    model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
     p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is gradient descent or AdamW.")] = 1.1,
     groups: Annotated[
@@ -77,13 +89,23 @@ def fit_command(
     ] = None,
     momentum: Annotated[float, typer.Option(min=0, help="Momentum of mirror-descent and sgd.")] = 0.0,
     weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images 6")] = None,
+    schedule: Annotated[
+        Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
+    ] = Schedule.constant,
+    warmup: Annotated[float, typer.Option(min=0, max=1, help="Over this share of all steps lr rises from 0.")] = 0.0,
+    clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradients; 0 is no bound.")] = 0.0,
+    sparsity: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the matrices' entries that gradual pruning sets to 0.")
+    ] = 0.0,
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images and gpt 6")] = None,
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8")
+        int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8, gpt 6")
     ] = None,
     width: Annotated[int | None, typer.Option(min=1, help="Width.", show_default="384, images 512")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Width inside.", show_default="1536, images 512")] = None,
-    dropout: Annotated[float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, 0.1")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, images 0.1, gpt 0")
+    ] = None,
     length: LengthOption = 512,
     size: Annotated[
         int | None, typer.Option(min=1, help="Height and width to which images are scaled; 48, built-in images 8.")
@@ -93,7 +115,9 @@ def fit_command(
     batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 100,
     epochs: Annotated[int, typer.Option(min=1, help="Most epochs.")] = 200,
     stop: Annotated[float, typer.Option(min=0, help="Stop once the train accuracy of an epoch is this.")] = 0.995,
-    loss: Annotated[Loss, typer.Option(help="Over the batch; the paper's code sums.")] = Loss.sum,
+    loss: Annotated[
+        Loss, typer.Option(help="Over the batch; the paper's code sums. Of gpt, over its tokens.")
+    ] = Loss.sum,
     seed: Annotated[int, typer.Option(min=0, help="Of initial weights, order and dropout.")] = 0,
     grouped: Annotated[bool, typer.Option("--group/--mixed", help="Texts of similar length share a batch.")] = True,
     bf16: Annotated[bool, typer.Option("--bf16", help="Autocast to bfloat16.")] = False,
@@ -115,6 +139,8 @@ def fit_command(
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
     _refuse_unused(context, data, loaded.kind)
     own = {"length": length} if loaded.kind == "text" else {"patch": patch}
+    if model is Model.gpt:
+        loaded = loaded.next_tokens()
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
     settings = Settings(
         optimizer=optimizer.value,
@@ -132,11 +158,15 @@ def fit_command(
         grouped=grouped,
         bf16=bf16,
         compile=compiled,
+        schedule=schedule.value,
+        warmup=warmup,
+        clip=clip,
+        sparsity=sparsity,
     )
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
-        report = _told(tell, epochs, "tokens" if loaded.kind == "text" else "images")
+        report = _told(tell, epochs, "images" if loaded.kind == "vit" else "tokens")
         fitted = fit(
             loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
         )
@@ -152,11 +182,13 @@ def fit_command(
         "diverged": "loss is not finite",
     }
     at_best = "" if best is None else f", {best['test_accuracy']:.4f} at its best epoch"
-    console().print(
-        f"{done} epochs ({why[fitted.stopped]}): train accuracy {last['train_accuracy']:.4f}, "
-        f"test accuracy {last['test_accuracy']:.4f} at the end{at_best}",
-        highlight=False,
-    )
+    zeros = f", {last['zeros']:.1%} of the matrices' entries are 0" if "zeros" in last else ""
+    if model is Model.gpt:
+        reached = f"loss per token {last['train_loss']:.4f} in training, {last['test_loss']:.4f} on the test split"
+    else:
+        reached = f"train accuracy {last['train_accuracy']:.4f}, test accuracy {last['test_accuracy']:.4f} at the end"
+        reached += at_best
+    console().print(f"{done} epochs ({why[fitted.stopped]}): {reached}{zeros}", highlight=False)
     console().print(f"{out} has checkpoint.safetensors and metrics.parquet", highlight=False)
     if best is not None and (out / BEST).is_file():  # which older runs do not have
         console().print(
@@ -196,12 +228,24 @@ def attention_command(
         bool, typer.Option("--best", help="The weights of the epoch with the best test accuracy, not the last.")
     ] = False,
 ) -> None:
-    """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides.
+
+    Runs on synthetic reviews need no tokenizer: they are shown 60 new reviews of their own kind.
+    """
     from attsvm.experiments.transformers import read_result
     from attsvm.models import TextTransformer
-    from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
+    from attsvm.transformer import (
+        WORDS,
+        class_attention,
+        encode_probes,
+        load_model,
+        pivotal_reviews,
+        synthetic_probes,
+        write_attention_page,
+    )
 
-    probes = None if tokenizer is None else encode_probes(tokenizer)
+    probes, reviews = None if tokenizer is None else encode_probes(tokenizer), pivotal_reviews()
+    synthetic = 0
     found: dict[str, Any] = {}
     without: list[str] = []
     short = [place.resolve().stem if place.suffix == ".json" else place.resolve().name for place in runs]
@@ -216,15 +260,21 @@ def attention_command(
             else:
                 without.append(name)
             continue
-        if probes is None:
-            raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
-        model = load_model(place, best=best, tokenizer=probes.tokenizer)
+        model = load_model(place, best=best, tokenizer=probes.tokenizer if probes else "")
         if not isinstance(model, TextTransformer):
-            raise AttsvmError(f"{place} must be a run on texts, but it is one on images.")
+            raise AttsvmError(f"{place} must be a run that classifies texts, but it is one of {type(model).__name__}.")
+        if tokenizer is None:
+            if len(model.words.weight) != len(WORDS):
+                raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
+            synthetic += 1
+            probes, reviews = synthetic_probes()
+        assert probes is not None
         found[name + ", best epoch" * best] = class_attention(model, probes)
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
-    write_attention_page(out, found)
+    if synthetic not in (0, len(found)):
+        raise AttsvmError("runs on synthetic reviews have words of their own: give them a page of their own.")
+    write_attention_page(out, found, reviews)
     console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}", highlight=False)
     if without:
         names = ", ".join(without)

@@ -21,6 +21,7 @@ from attsvm.checks import (
     describe,
 )
 from attsvm.data._axes import ArrayLike, as_tokens, with_all_axes
+from attsvm.data._from_attention import head_parts
 from attsvm.data._heads import Head, as_head
 from attsvm.errors import AttsvmError
 from attsvm.pages import html_table
@@ -152,6 +153,20 @@ class TokenData:
         """The ⟨cls⟩ model: e = 1 and z = 1, so that W (d, 1) is the vector p."""
         X = as_tokens(X)
         return cls.cross(X, X.new_ones((*X.shape[:-2], 1)), Y, head, mask)
+
+    @classmethod
+    def from_attention(
+        cls, module: torch.nn.Module, hidden_states: Tensor, head: int = 0, *, space: str = "tokens", **inputs: Any
+    ) -> tuple[Self, Tensor]:
+        """Data and W of one head of a module of torch, Hugging Face, timm or your own: logits(W) are the module's.
+
+        hidden_states (n, T, d) are what the module is called with; `inputs` are more arguments of its call. In the
+        space of the tokens, X and Z are what the linear maps to keys and queries read, with a last coordinate 1 if the
+        maps have biases. Rotated or normalised queries have no W there: in the space of the head X are its keys, Z its
+        queries, both as they enter the product, and W is a multiple of the identity.
+        """
+        X, Z, mask, W = head_parts(module, hidden_states, head, space, inputs)
+        return cls.cross(X, Z, mask=mask), W
 
     @property
     def B(self) -> int:

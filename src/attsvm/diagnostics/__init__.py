@@ -20,6 +20,7 @@ from attsvm.diagnostics._constants import (
     radius,
     sufficient_first_step,
 )
+from attsvm.diagnostics._limits import Evidence, Limit, forgetting_time, outliving, predicted_limit
 from attsvm.diagnostics._measures import (
     correlation,
     direction_error,
@@ -52,7 +53,9 @@ __all__ = [
     "PROVED",
     "Condition",
     "Constants",
+    "Evidence",
     "HeadVerdict",
+    "Limit",
     "Predictions",
     "Rate",
     "SelectedSets",
@@ -73,6 +76,7 @@ __all__ = [
     "directional_bregman",
     "excess_loss",
     "fit_rate",
+    "forgetting_time",
     "has_divergence",
     "has_unique_optimum",
     "in_C",
@@ -90,6 +94,8 @@ __all__ = [
     "margins",
     "misalignment",
     "numerical_rank",
+    "outliving",
+    "predicted_limit",
     "predictions",
     "radius",
     "selected_sets",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.diagnostics._limits import Limit
 from attsvm.diagnostics._measures import by_margin, has_divergence
 from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
@@ -34,6 +35,8 @@ class HeadVerdict:
 class Verdict:
     """What came of B trials; tensors (B,) unless said otherwise, NaN where a number is not known.
 
+    prediction           what theory says of the rule's limit: `Limit`
+    efficiency           by norm, that of the limit first: margin of W over the largest possible, at equal norm
     geometry             norm of the predicted limit
     steps, tol           last step of the run; direction error up to which the limit counts as reached
     tokens (B, n, K)     selected at the end, and the ones of the prediction
@@ -57,6 +60,8 @@ class Verdict:
     signature            `Signature`
     """
 
+    prediction: Limit
+    efficiency: dict[str, Tensor]
     parameterization: str
     geometry: Geometry
     normalize: bool
@@ -115,6 +120,11 @@ class Verdict:
             "trials": len(self),
             "parameterization": self.parameterization,
             "limit": self.limit,
+            "theory": {
+                "evidence": str(self.prediction.evidence),
+                "why": self.prediction.why,
+                "caution": self.prediction.caution,
+            },
             "steps": self.steps,
             "normalized steps": self.normalize,
             "reached": int(self.reached.sum()),
@@ -125,6 +135,7 @@ class Verdict:
             "median misalignment": _median(self.misalignment),
             "median directional Bregman divergence": _median(self.bregman),
             "median margin ratio": _median(self.margin_ratio),
+            "median margin efficiency": {norm: _median(share) for norm, share in self.efficiency.items()},
             "median norm": _median(self.norm),
             "feasible": self.status.count(Status.SOLVED),
             "globally optimal": int(self.globally_optimal.sum()),
@@ -196,9 +207,13 @@ class Verdict:
         summary, trials = self.summary(), len(self)
         rows = [
             ("predicted limit", summary["limit"]),
+            ("theory", str(self.prediction)),
             ("reached", f"{summary['reached']} of {trials} ({self.error_name} ≤ {self.tol:g})"),
         ]
         rows += [(key, _number(summary[key])) for key in _NUMBERS]
+        if len(self.efficiency) > 1:
+            shares = (f"{norm} {_number(share)}" for norm, share in summary["median margin efficiency"].items())
+            rows.append(("median share of the largest margin", ", ".join(shares)))
         rows += [(f"tokens {key}", f"{summary[key]} of {trials}") for key in _COUNTS]
         power = summary["rate"]["median power of k"]
         rows.append(("rate", _number(power, "error ~ k^{:.2f} over the last half (in log k)")))

@@ -71,9 +71,10 @@ class Facts:
 
     @cached_property
     def plain_step(self) -> dict[str, Tensor]:
-        """What the theorems on descent ask of the rule: one constant step, along the gradient itself."""
-        mirror = isinstance(self.run.rule, MirrorDescent)
-        plain = mirror and not self.run.normalized and self.run.constant_lr is not None
+        """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
+        run = self.run
+        plain = isinstance(run.rule, MirrorDescent) and not run.normalized and run.constant_lr is not None
+        plain = plain and run.settings.get("batch") is None and run.settings.get("ridge") == 0
         return {"plain steps of one size": self.everywhere(plain)}
 
     @cached_property
@@ -121,6 +122,8 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
             "queries independent (e ≥ nK)": torch.linalg.matrix_rank(data.Z.flatten(1, 2)) == data.n * data.K,
         }
     }
+    if run.loss.couples:  # the theorems are about a loss for every query
+        return result
     if run.parameterization == "joint":
         return result | (_joint(facts, samples, seed) if samples else {})
     paths = facts.loss | facts.unique | {"optimal SVM feasible": facts.optimal.solved}

@@ -1,11 +1,14 @@
 """The meeting of a trajectory and the SVM it should converge to."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_real
 from attsvm.data import LinearHead
 from attsvm.diagnostics._judged import judged, solve_sharply
+from attsvm.diagnostics._limits import predicted_limit
 from attsvm.diagnostics._measures import (
     by_margin,
     direction_error,
@@ -23,8 +26,9 @@ from attsvm.diagnostics._signatures import Signature, diagnose, loss_rises, norm
 from attsvm.diagnostics._theorems import Facts, theorem_conditions
 from attsvm.dynamics import MirrorDescent, Trajectory
 from attsvm.errors import AttsvmError
+from attsvm.geometry import Geometry, parse_geometry
 from attsvm.objective import step_convexity
-from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, head_svm
+from attsvm.svm import MaxMargin, att_svm, finite_part, gen_svm, head_svm, solve
 from attsvm.tolerances import REACHED
 
 STEPS_CHECKED = 16
@@ -32,7 +36,14 @@ STEPS_CHECKED = 16
 
 
 @torch.no_grad()
-def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: int = 0) -> Verdict:
+def verdict(
+    run: Trajectory,
+    *,
+    tol: float = REACHED,
+    samples: int = 0,
+    seed: int = 0,
+    norms: Sequence[Geometry | str | float] | None = None,
+) -> Verdict:
     """Judge a run: which limit is predicted, is it reached, under which theorem, how fast, and if not, why.
 
     The predicted limit is the max-margin solution, in the norm of the run's geometry, for the tokens selected at the
@@ -49,6 +60,10 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
     "W" gives rates, oscillations, and whether the cones of the theorems were entered. `samples` > 0 also checks
     Assumption D and Assumption B of the joint theorem on that many random cases per trial (`assumption_d`,
     `assumption_b_joint`).
+
+    `limit` says what theory knows of the rule's limit, and `efficiency` the margin as a share of the largest possible:
+    in the predicted norm, and in the norms given here (for rules beside mirror descent ℓ2, ℓ∞ and spectral, if none
+    are).
     """
     tol, samples = as_real("tol", tol, least=0), as_count("samples", samples, least=0)
     run, finite = judged(run)
@@ -86,7 +101,17 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
             Signature.OSCILLATING: oscillates(steps, errors),
         }
     )
+    ratio = _known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite)
+    if norms is None:
+        norms = () if isinstance(run.rule, MirrorDescent) else ("l2", "linf", "spectral")
+    efficiency = {geometry.name: ratio}
+    for other in map(parse_geometry, norms):
+        if other.name not in efficiency:
+            theirs = solve(solution.problem, other)
+            efficiency[other.name] = _known(margin_ratio(data, tokens, W, other, theirs), finite & ~composite)
     return Verdict(
+        prediction=predicted_limit(run, solution.norm),
+        efficiency=efficiency,
         parameterization=run.parameterization,
         geometry=geometry,
         normalize=run.normalized,
@@ -105,7 +130,7 @@ def verdict(run: Trajectory, *, tol: float = REACHED, samples: int = 0, seed: in
         misalignment=_known(misalignment(W_mm, W), known),
         bregman=_known(directional_bregman(W_mm, W, geometry), known) if geometry.has("mirror") else error * torch.nan,
         svmeq_misalignment=svmeq,
-        margin_ratio=_known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite),
+        margin_ratio=ratio,
         norm=_known(geometry.norm(W), finite),
         rank=numerical_rank(W),
         reached=reached,
@@ -180,7 +205,7 @@ def _convexity(run: Trajectory) -> Tensor:
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule
     mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
-    if lr is None or not mirror:
+    if lr is None or not mirror or run.loss.couples:
         return run.W.new_zeros(0, len(run))
     if run.parameterization == "joint":
         W = W[-1:]

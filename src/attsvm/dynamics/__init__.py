@@ -1,10 +1,11 @@
 """Training dynamics of softmax attention that stay exact however far the softmax has saturated."""
 
+from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._init import Gaussian, Init, Near, Shapes
 from attsvm.dynamics._optimizers import RULES, Adam, Lion, Muon, RMSprop, Steepest
 from attsvm.dynamics._record import QUANTITIES
 from attsvm.dynamics._rules import MirrorDescent, Rule, State
-from attsvm.dynamics._schedules import Constant, Growing, Schedule
+from attsvm.dynamics._schedules import Constant, Decaying, Growing, Schedule
 from attsvm.dynamics._train import block_names, block_shapes, geometries, train
 from attsvm.dynamics._trajectory import TrainState, Trajectory
 
@@ -12,7 +13,9 @@ __all__ = [
     "QUANTITIES",
     "RULES",
     "Adam",
+    "Batches",
     "Constant",
+    "Decaying",
     "Gaussian",
     "Growing",
     "Init",

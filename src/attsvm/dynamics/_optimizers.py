@@ -124,8 +124,8 @@ class Adam(_OnWeights):
         direction = ratio * torch.exp(m["M_shift"] - scale)
         return {"W": self.moved(state, direction, eta), "count": count, **m, **v}
 
-    def limit(self) -> Geometry | None:
-        return Lp(math.inf) if self.eps == 0 else None
+    def limit(self) -> Geometry:
+        return Lp(math.inf) if self.eps == 0 else Frobenius()
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attsvm.data import TokenData
+from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._compile import Stepper
 from attsvm.dynamics._record import View, measure
 from attsvm.dynamics._rules import Rule
@@ -24,6 +26,9 @@ SEGMENT = 2000
 SECONDS = 5.0
 """After about this time all chunks are at the same step, and the run can be saved."""
 
+DRAWN = 256
+"""Mini-batches are drawn for this many steps at once."""
+
 Row = tuple[int, dict[str, Tensor]]
 
 
@@ -31,6 +36,8 @@ Row = tuple[int, dict[str, Tensor]]
 class _Chunk:
     lanes: Lanes
     states: States
+    trials: Tensor
+    """Their numbers."""
 
 
 def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[str, Tensor]]:
@@ -54,9 +61,10 @@ class Run:
         limit: Geometry,
         stepper: Stepper,
         state: TrainState,
+        batches: Batches | None = None,
     ) -> None:
         self.data, self.method, self.schedules = data, method, schedules
-        self.limit, self.stepper = limit, stepper
+        self.limit, self.stepper, self.batches = limit, stepper, batches
         self.step, self.segment = state.step, 100
         self.rows: list[Row] = []
         self.chunks = [self._chunk(trials, state) for trials in chunks(data)]
@@ -65,7 +73,8 @@ class Run:
         states = {
             name: {key: trial_last(x[trials]) for key, x in block.items()} for name, block in state.blocks.items()
         }
-        return _Chunk(Lanes.of(self.data[trials], fixed_head="v" not in states), states)
+        data = self.data[trials]
+        return _Chunk(Lanes.of(data, fixed_head="v" not in states), states, data.trials.to(data.device))
 
     def until(
         self,
@@ -121,8 +130,8 @@ class Run:
             start, last = time.monotonic(), min(target, self.step + self.segment)
             for number, chunk in enumerate(self.chunks, start=1):
                 try:
-                    for floor, ratio in self._rates(last):
-                        chunk.states = self.stepper(chunk.lanes, self.method, chunk.states, floor, ratio)
+                    for rates, batch in zip(self._rates(last), self._batches(chunk, last)):
+                        chunk.states = self.stepper(chunk.lanes, self.method, chunk.states, *rates, *batch)
                 except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
                     raise AttsvmError(
                         f"W must stay finite, but it left the range of {self.data.dtype} between the steps "
@@ -144,6 +153,16 @@ class Run:
                 floor, ratio = ({name: self._scalar(pair[i]) for name, pair in pairs.items()} for i in (0, 1))
                 rates = floor, ratio
             yield rates
+
+    def _batches(self, chunk: _Chunk, last: int) -> Iterator[tuple[Tensor, ...]]:
+        """The weights of the samples, for the steps after the current one; nothing where all count alike."""
+        if self.batches is None:
+            yield from repeat((), last - self.step)
+            return
+        for first in range(self.step + 1, last + 1, DRAWN):
+            upto = min(last, first + DRAWN - 1)
+            weights = self.batches.log_weights(chunk.trials, self.data.n, first, upto).to(self.data.dtype)
+            yield from ((weight[:, None, None],) for weight in weights)
 
     def _scalar(self, x: float) -> Tensor:
         return self.data.X.new_tensor(x)

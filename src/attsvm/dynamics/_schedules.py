@@ -49,6 +49,24 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
+class Decaying(Schedule):
+    """η_k = base/k^power."""
+
+    base: float = 0.1
+    power: float = 0.5
+
+    name: ClassVar[str] = "decaying"
+    grows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", as_real("base", self.base, least=0))
+        object.__setattr__(self, "power", as_real("power", self.power, least=0))
+
+    def at(self, k: int) -> tuple[float, float]:
+        return self.base / k**self.power, 0.0
+
+
+@dataclass(frozen=True)
 class Growing(Schedule):
     """η_k = max(base, factor·‖θ‖_*/k), in proportion to the norm of each trial.
 

@@ -28,12 +28,14 @@ def parameters(rule: Rule, states: States) -> Blocks:
     return {name: computed_once(rule.weights(state)) for name, state in states.items()}
 
 
-def step(lanes: Lanes, method: Method, states: States, floor: Blocks, ratio: Blocks) -> States:
-    """The states after one step of every block, with η = max(floor, ratio·size)."""
+def step(
+    lanes: Lanes, method: Method, states: States, floor: Blocks, ratio: Blocks, log_weight: Tensor | None = None
+) -> States:
+    """The states after one step of every block, with η = max(floor, ratio·size), samples weighed by e^log_weight."""
     new = {}
     rule = method.rule
     blocks = parameters(rule, states)
-    for name, (G, shift) in gradients(lanes, method.loss, blocks).items():
+    for name, (G, shift) in gradients(lanes, method.loss, blocks, log_weight).items():
         mean = Gradient(G, shift - math.log(lanes.X.shape[0]))  # over samples
         eta = floor[name]
         if method.growing:

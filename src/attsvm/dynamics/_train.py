@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attsvm.checks import as_count, as_real, describe
 from attsvm.data import FunctionHead, TokenData
+from attsvm.dynamics._batches import Batches, as_batches
 from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
 from attsvm.dynamics._optimizers import RULES
@@ -41,6 +42,7 @@ def train(
     normalize: bool = True,
     rule: Rule | str | None = None,
     loss: Any = "logistic",
+    batch: Batches | int | None = None,
     init: Init | None = None,
     m: int | None = None,
     ridge: float = 0.0,
@@ -66,8 +68,11 @@ def train(
                 or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is then the norm of the limit, by default what
                 theory predicts for the rule
     loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
+    batch       samples per step, a number or `Batches(size, replace, seed)`; None takes all of them. What is recorded
+                is that of all samples
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
-    ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300. It holds (K, Q) at a norm of
+    ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: coupled weight decay of 2r, whereas
+                a rule's `decay` is decoupled. It holds (K, Q) at a norm of
                 about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution. Without it the margin
                 converges only like 1/log(step)
     record, at  what to record (names in QUANTITIES; by default what a verdict with a rate needs) and when: "log"
@@ -98,6 +103,7 @@ def train(
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
+    batches = as_batches(batch, data.n)
     settings: dict[str, Any] = {
         "steps": steps,
         "lr": {name: facts_of(schedule) for name, schedule in schedules.items()},
@@ -106,6 +112,8 @@ def train(
         "ridge": method.ridge,
         "stop": None if stop is None else as_real("stop", stop, least=0),
     }
+    if batches is not None:
+        settings["batch"] = facts_of(batches)
     if checkpoint is not None:
         wanted = identity(data, limit, parameterization, rule, method.loss, settings)
         if resume is not None:
@@ -129,7 +137,8 @@ def train(
         settings["init"] = resume.settings["init"]
 
     key = (method, names, m, data.n, data.T, data.d, data.K, data.e, data.B, data.dtype, data.device)
-    run = Run(data, method, schedules, limit, Stepper(state.compiled, (*key, type(data.head))), state)
+    stepper = Stepper(state.compiled, (*key, type(data.head), batches is None))
+    run = Run(data, method, schedules, limit, stepper, state, batches)
 
     def trajectory(rows: list[Row]) -> Trajectory:
         recorded, records = _joined(rows, resume)

@@ -87,7 +87,8 @@ class Trajectory:
     v (B, d)          the head of a joint run, else None
     factors           K (B, d, m) and Q (B, e, m), else None
     state             from which `train` resumes
-    settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop
+    settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop, and batch
+                      if there were mini-batches
     """
 
     data: TokenData
@@ -278,7 +279,7 @@ class Trajectory:
             geometry=geometry or from_facts(Geometry, "geometry", facts["geometry"]),
             parameterization=parameterization,
             rule=rule or from_facts(Rule, "rule", facts["rule"], part=Geometry),
-            loss=loss or from_facts(Loss, "loss", facts["loss"]),
+            loss=loss or from_facts(Loss, "loss", facts["loss"], part=Loss),
             steps=tensors["steps"],
             records=_unprefixed("records", tensors),
             W=tensors["W"],

@@ -214,12 +214,17 @@ def _single_threaded() -> Iterator[None]:
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that are gone at the end, whatever they were computing: only this process writes files."""
+    """Processes that are gone at the end, whatever they were computing: only this process writes files.
+
+    If all is done they leave by themselves, and free what they hold (a compiler's semaphores); otherwise at once.
+    """
     context = get_context("spawn")  # a forked copy of a process with torch's threads may hang
     theirs, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(theirs,))
     try:
         yield pool
+        with without_interrupts():
+            pool.shutdown()
     finally:
         with without_interrupts():
             ours.close()

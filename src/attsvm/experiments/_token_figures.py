@@ -7,8 +7,8 @@ import numpy as np
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import BLUE, VERMILION, Axes, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
-from attsvm.experiments._rank_correlation import spearman
-from attsvm.experiments._tokens import SEEN
+from attsvm.experiments.rank_correlation import spearman
+from attsvm.experiments.tokens import SEEN
 
 WANTED = 0.9
 NAMES = {"imdb": "IMDB", "yelp": "Yelp"}

@@ -92,6 +92,22 @@ class Lp(Geometry):
         # underflow there underflow in the result too.
         return self.unit(self.inverse(G)) if self.p >= 2 else self.inverse(self.dual.unit(G))
 
+    def gradient(self, W: Tensor) -> Tensor:
+        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
+
+    def hessian(self, W: Tensor) -> Tensor:
+        # (p − 1)|u|^(p−2) on the diagonal and (2 − p)gg', with u = W/‖W‖ and g = sign(u)|u|^(p−1).
+        u, g = self.unit(W).flatten(1), self.dual.dual_unit(W).flatten(1)
+        if not self.smooth:
+            return g[:, :, None] * g[:, None]
+        size = u.abs() if self.p >= 2 else u.abs().clamp_min(1e-150)  # 0^(p−2) is infinite
+        H = (2 - self.p) * g[:, :, None] * g[:, None]
+        H.diagonal(dim1=1, dim2=2).add_((self.p - 1) * size ** (self.p - 2))
+        return H
+
+    def dual_hessian(self, G: Tensor) -> Tensor:
+        return self.dual.hessian(G)
+
     def mirror(self, W: Tensor) -> Tensor:
         self.check_smooth()
         return _signed_power(W, self.p - 1)

@@ -1,4 +1,4 @@
-"""A language model: a pre-norm causal transformer without biases, its head tied to the embedding."""
+"""A language model: a pre-norm causal transformer without biases."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class GPT(nn.Module):
        x^0_t = E_{s_t} + P_t, \qquad
        \tilde x^l = x^{l-1} + \mathrm{attention}(\mathrm{norm}(x^{l-1})), \qquad
        x^l = \tilde x^l + W_2\, \mathrm{gelu}(W_1\, \mathrm{norm}(\tilde x^l)), \qquad
-       \mathrm{logits}_t = E\, \mathrm{norm}(x^L_t)
+       \mathrm{logits}_t = H\, \mathrm{norm}(x^L_t)
 
-    Token t attends to the tokens up to t. Weights start as in GPT-2: normal with a deviation of 0.02, smaller by
+    Token t attends to the tokens up to t. The head H is the embedding E itself, or with ``tied=False`` a matrix of its
+    own. Weights start as in GPT-2: normal with a deviation of 0.02, smaller by
     :math:`\sqrt{2L}` where a sub-layer writes into the residual stream.
 
     Args:
@@ -33,6 +34,7 @@ class GPT(nn.Module):
         width, hidden: of a token's representation, and inside the feed-forward part; hidden is 4·width if not given.
         layers, heads: number of layers, and of attention heads in each.
         dropout: of the embedding and of every sub-layer's output.
+        tied: whether the head is the embedding.
 
     Example:
         >>> model = GPT(vocabulary=100, length=16, width=32, layers=2, heads=4)
@@ -54,6 +56,7 @@ class GPT(nn.Module):
         layers: int = 6,
         heads: int = 6,
         dropout: float = 0.0,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         layers, dropout = as_count("layers", layers), as_dropout(dropout)
@@ -65,6 +68,7 @@ class GPT(nn.Module):
         blocks = [_Block(width, hidden, heads, dropout) for _ in range(layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, bias=False)
+        self.head = None if tied else nn.Linear(width, vocabulary, bias=False)
         self.dropout = nn.Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -75,7 +79,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, T, vocabulary) of the token after each of tokens (batch, T), T at most `length`."""
-        return F.linear(self.features(tokens), self.words.weight)
+        return self._logits(self.features(tokens))
 
     def features(self, tokens: Tensor) -> Tensor:
         """The last representation (batch, T, width) of every token: what the head reads."""
@@ -90,7 +94,10 @@ class GPT(nn.Module):
         x = self._embed(tokens)
         for block in self.blocks:
             x = block(x, maps)
-        return F.linear(self.norm(x), self.words.weight), maps
+        return self._logits(self.norm(x)), maps
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.words.weight) if self.head is None else self.head(features)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]

@@ -81,9 +81,12 @@ def attend(lanes: Lanes, blocks: Blocks) -> Attended:
     return Attended(is_top, delta, E, weight, o, delta_u, D, u_top + D if f is None else f)
 
 
-def pulls(at: Attended, loss: Loss) -> Gradient:
-    """−∂ℓ(f)/∂a = e^shift · G of every query, G (n, K, T, B): the pull on every logit; pulls sum to 0 over tokens."""
-    log_slope, slope = loss.slope(at.f)
+def pulls(at: Attended, loss: Loss, log_weight: Tensor | None = None) -> Gradient:
+    """−∂ℓ(f)/∂a = e^shift · G of every query, G (n, K, T, B): the pull on every logit; pulls sum to 0 over tokens.
+
+    Samples count with weight e^log_weight (n, 1, 1, B), if that is given.
+    """
+    log_slope, slope = _slope(at, loss, log_weight)
     exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
     # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. If that makes all terms of a
@@ -100,18 +103,24 @@ def pulls(at: Attended, loss: Loss) -> Gradient:
     return Gradient(torch.where(at.is_top, -pull.sum(2, keepdim=True), pull), shift)
 
 
-def gradients(lanes: Lanes, loss: Loss, blocks: Blocks) -> dict[str, Gradient]:
-    """The gradient of the sum over samples and queries of ℓ(f), in every block."""
+def gradients(lanes: Lanes, loss: Loss, blocks: Blocks, log_weight: Tensor | None = None) -> dict[str, Gradient]:
+    """The gradient of the sum over samples (with weight e^log_weight, if given) and queries of ℓ(f), in every block."""
     at = attend(lanes, blocks)
-    pull, shift = pulls(at, loss)
+    pull, shift = pulls(at, loss, log_weight)
     g = -contract("ntdB,nktB->nkdB", lanes.X, pull, lanes.small)
     result = {name: Gradient(G, shift) for name, G in _outer(lanes, blocks, g).items()}
     if at.o is not None and "v" in blocks:
-        log_slope, slope = loss.slope(at.f)
+        log_slope, slope = _slope(at, loss, log_weight)
         v_shift = log_slope.amax((0, 1, 2))
         weight = torch.exp(log_slope - v_shift) * slope * lanes.Y
         result["v"] = Gradient(-(weight * at.o).sum((0, 1))[:, None], v_shift)
     return result
+
+
+def _slope(at: Attended, loss: Loss, log_weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """−ℓ′(f) of every query, times the weight of its sample, as (log part, factor)."""
+    log_part, factor = loss.slope(at.f)
+    return (log_part if log_weight is None else log_part + log_weight), factor
 
 
 def logits(lanes: Lanes, blocks: Blocks) -> Tensor:

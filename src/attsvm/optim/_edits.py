@@ -8,8 +8,7 @@ from torch._utils import _flatten_dense_tensors
 
 from attsvm.optim._mirror_map import follow
 
-PIECES = 256
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+PIECES = 64
 
 Row = Sequence[Tensor]
 
@@ -39,22 +38,23 @@ class Watch:
 
 
 def signature(weight: Tensor) -> Tensor:
-    """The sums, as whole numbers, of the bits of about 256 pieces of a weight.
+    """The sums, as whole numbers, of the bits of 64 pieces of a weight.
 
     A change of one entry changes the sum of its piece. Exchanged entries, as by a permutation of rows or columns, stay
-    unnoticed only inside one piece, and pieces are of odd length, so that they do not end where rows do.
+    unnoticed only inside one piece, and pieces start at odd distances, so that they do not end where rows do. They
+    overlap a little: all are then of one length, and one call sums them.
     """
     flat = weight.detach().reshape(-1)
     size = flat.element_size()
     if flat.storage_offset() * size % 8:
         flat = flat.clone()
-    words = flat[: flat.numel() * size // 8 * 8 // size].view(torch.int64)
-    length = max(len(words) // PIECES, 1) | 1
-    count = len(words) // length
-    sums = words[: count * length].view(count, length).sum(1)
-    if count * length * 8 // size == flat.numel():
-        return sums
-    return torch.cat([sums, flat[count * length * 8 // size :].view(_WORDS[size]).sum().view(1)])
+    if flat.numel() * size % 8:
+        flat = torch.cat([flat, flat.new_zeros(8 // size - flat.numel() % (8 // size))])
+    words = flat.view(torch.int64)
+    if len(words) < PIECES:
+        return words.clone()
+    apart = (len(words) // PIECES - 1) | 1
+    return words.as_strided((PIECES, len(words) - (PIECES - 1) * apart), (apart, 1)).sum(1)
 
 
 def _signature(parts: Sequence[Row]) -> Tensor:

@@ -161,12 +161,15 @@ def settle(
         theta.add_(rest)
         rest.add_(before.sub_(theta))
     if of_weight:
-        value = signed_power(theta, a)
+        # In float64: next to the threshold the difference is small, and errors of its terms are large in it.
+        exact = theta if theta.device.type == "mps" else theta.double()
+        value = signed_power(exact if rest is theta else exact + rest, a)
         shrink(value, lr * l1.strength)
         weight.copy_(value)
-        theta.copy_(signed_power(value, 1 / a))
+        exact = signed_power(value, 1 / a)
+        theta.copy_(exact)
         if rest is not theta:
-            rest.zero_()
+            rest.copy_(exact.sub_(theta))
     elif theta is not weight:
         signed_power(theta, a, scratch, out=weight)
 

@@ -1,6 +1,7 @@
 """Searching: counter-examples to conjectures about training, the basins of a problem, and starts inside a cone."""
 
 from attsvm.search._basins import Basins, basins
+from attsvm.search._conclusions import optimal_tokens_lead
 from attsvm.search._cone_start import cone_start
 from attsvm.search._descent import Descent
 from attsvm.search._falsify import Counterexample, falsify
@@ -16,5 +17,6 @@ __all__ = [
     "cone_start",
     "counterexample",
     "falsify",
+    "optimal_tokens_lead",
     "wrong_for_good",
 ]

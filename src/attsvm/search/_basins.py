@@ -23,6 +23,8 @@ BLOCK = 2048
 """SVMs solved at once."""
 LR, STRIDE = 0.05, 0.02
 """The normalised step: at least LR, and this share of the size of the start."""
+PATIENCE = 10
+"""How many times as many steps a run gets whose tokens are not locally optimal after the first ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +96,8 @@ def basins(
     """The atlas of small problems: every locally optimal token choice, and how likely training ends there.
 
     For each scale `starts` Gaussian starts per problem are trained by normalised steps of 0.05, or 2% of the start's
-    size where that is more: short enough to follow the gradient, long enough to leave the start behind. The choices
+    size where that is more: short enough to follow the gradient, long enough to leave the start behind. A run whose
+    tokens are not locally optimal after `steps` is not at its end, and continues for ten times as many. The choices
     are all T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every
     selected token has a higher score than its support tokens. The starts of a problem are those of its number in
     `data.trials`.
@@ -123,7 +126,8 @@ def basins(
         best[b, c] = is_globally_optimal(some, tokens)
 
     weights = data.T ** torch.arange(queries - 1, -1, -1, device=data.device)
-    repeated = data[torch.arange(data.B).repeat_interleave(starts)]
+    owner = torch.arange(data.B, device=data.device).repeat_interleave(starts)
+    repeated = data[owner]
     share = data.X.new_zeros(len(spread), data.B, C)
     shape = {"W": (data.d, data.e)}
     numbers = (starts * data.trials[:, None] + torch.arange(starts)).flatten()
@@ -132,6 +136,19 @@ def basins(
         typical = Gaussian(scale).draw(torch.zeros(1, dtype=torch.long), shape)["W"]
         lr = max(LR, STRIDE * geometry.dual_norm(geometry.mirror(typical)).item())
         run = train(repeated, geometry, steps=steps, lr=lr, init=start, record=(), compile=False)
-        number = (run.tokens.flatten(1) * weights).sum(1).reshape(data.B, starts)
+        number = (run.tokens.flatten(1) * weights).sum(1)
+        open_ends = (~local[owner, number]).nonzero()[:, 0]
+        if len(open_ends):
+            more = train(
+                repeated[open_ends],
+                geometry,
+                steps=PATIENCE * steps,
+                lr=lr,
+                init={"W": run.W[open_ends]},
+                record=(),
+                compile=False,
+            )
+            number[open_ends] = (more.tokens.flatten(1) * weights).sum(1)
+        number = number.reshape(data.B, starts)
         share[k].scatter_add_(1, number, torch.ones_like(number, dtype=share.dtype))
     return Basins(choices, feasible, local, best, margin, spread, share / starts, starts)

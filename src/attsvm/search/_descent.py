@@ -46,7 +46,7 @@ class Descent:
         return data.X.new_full((data.B,), self.lr)
 
     def run(self, data: TokenData) -> Trajectory:
-        """All trials at once; the trajectory's data have scaled queries, see above."""
+        """All trials at once, W recorded at log-spaced steps; the trajectory's data have scaled queries, see above."""
         p = self.norm.p
         power = 1 / (p - 1) if self.normalize else 1 / p
         scale = self.step_sizes(data) ** power
@@ -58,7 +58,7 @@ class Descent:
             lr=1.0,
             normalize=self.normalize,
             loss=self.loss,
-            record=(),
+            record=("W",),
             compile=False,
         )
 

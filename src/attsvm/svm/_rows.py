@@ -108,6 +108,10 @@ class Iterates:
     lam: Tensor
     iterations: Tensor
 
+    def take(self, index: Tensor) -> Iterates:
+        """The instances named by `index`."""
+        return Iterates(self.W[index], self.lam[index], self.iterations[index])
+
 
 @dataclass
 class System:

@@ -26,12 +26,16 @@ from attsvm.svm._problem import LARGE, MarginProblem, TokenProblem, att_svm, hea
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
+from attsvm.svm._stretch import solve_stretched
 
 _CANCELLED = 1e-8
 """Where A'λ has cancelled to this fraction of its terms, a proof of infeasibility is tried; it may fail."""
 
 _AT_ALL = 1e-15
 """The same for instances where that failed: they may have a solution of very small margin."""
+
+_TINY_MARGIN = 1e-4
+"""Where A'λ has cancelled to this for p = 2, the margin is so small that other coordinates are worth their price."""
 
 _CAREFUL_NUMBERS = 2**24
 """Entries of dense rows and their triangles, of all instances that are tried again together."""
@@ -244,31 +248,47 @@ def _run(
 def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
     """Improve the answers of instances that are nearly infeasible, or too hard from the ordinary start.
 
-    The solution for p = 2 is found where others are not: it separates, and it is a start for other p.
+    The multipliers for p = 2 show which rows all but contradict each other, and so the coordinates that suit them. What
+    that leaves open starts from the solution for p = 2.
     """
     rows = system.rows
     numbers = rows.N * (rows.N + rows.d * rows.e)
     step = max(1, int(_CAREFUL_NUMBERS / max(1, numbers)))
-    careful = 4 * numbers <= _CAREFUL_NUMBERS
+    careful = 4 * max(numbers, (rows.d * rows.e) ** 2) <= _CAREFUL_NUMBERS
+
+    def stretched(part: System, first: Iterates) -> Iterates:
+        return solve_stretched(part, geometry, first.lam, tol, max_iterations, _bends(geometry, rows))
+
+    def other(part: System, run: Iterates) -> Iterates:
+        if not isinstance(geometry, Lp) or not geometry.smooth:
+            return _run(part, geometry, tol, max_iterations, _AT_ALL, again=True)
+        run = Iterates(run.W, run.lam, torch.zeros_like(run.iterations))
+        for p in _ladder(geometry.p):  # each exponent starts from the one before
+            last, at = run.iterations, (_inside(part, run.lam), run.W)
+            goal = tol if p == geometry.p else 1e-3
+            run = solve_lp(part, p, goal, max_iterations, _AT_ALL, at, careful)
+            run.iterations += last
+        return run
+
     for index in torch.arange(rows.B, device=rows.A.device).split(step):
         some, part = answer.take(index), system.take(index)
         first = solve_lp(part, 2.0, tol, max_iterations, _AT_ALL, careful=careful)
         some.improve(certify(part, geometry, first, tol), tol)
-        left = (some.status == Status.NOT_CONVERGED).nonzero()[:, 0]
-        if geometry != Lp(2) and len(left):
-            rest, part = some.take(left), part.take(left)
-            if not isinstance(geometry, Lp) or not geometry.smooth:
-                run = _run(part, geometry, tol, max_iterations, _AT_ALL, again=True)
-            else:
-                run = Iterates(first.W[left], first.lam[left], torch.zeros_like(left))
-                for p in _ladder(geometry.p):  # each exponent starts from the one before
-                    last, at = run.iterations, (_inside(part, run.lam), run.W)
-                    goal = tol if p == geometry.p else 1e-3
-                    run = solve_lp(part, p, goal, max_iterations, _AT_ALL, at, careful)
-                    run.iterations += last
-            rest.improve(certify(part, geometry, run, tol), tol)
-            some.put(left, rest)
+        length = torch.linalg.vector_norm(part.rows.adjoint(first.lam), dim=(1, 2))
+        tiny = part.cancelled(first.lam, length, _TINY_MARGIN) | ~some.upper.isfinite()
+        fits = ~part.equality.any(1) & careful
+        for method, suits in ((stretched, fits & tiny), (other, fits | True), (stretched, fits & ~tiny)):
+            left = (suits & (some.status == Status.NOT_CONVERGED)).nonzero()[:, 0]
+            if len(left) and (method is stretched or geometry != Lp(2)):
+                rest, system_left = some.take(left), part.take(left)
+                rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
+                some.put(left, rest)
         answer.put(index, some)
+
+
+def _bends(geometry: Geometry, rows: Rows) -> bool:
+    """Whether the norm has a Hessian worth the name."""
+    return geometry.smooth if isinstance(geometry, Lp) else geometry.blocks(rows.d, rows.e) is None
 
 
 def _ladder(p: float) -> list[float]:

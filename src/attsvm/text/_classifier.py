@@ -68,7 +68,8 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: the labels.
         words_: importance and direction of every word.
-        penalty_, path_: the penalty taken, and the held-out loss and accuracy of the penalties tried.
+        penalty_: the penalty taken.
+        path_: held-out loss and accuracy of the penalties tried.
         chosen_: the ngrams, min_texts, importance, rarity and characters of the model.
         n_iter_: iterations of the last fit.
 

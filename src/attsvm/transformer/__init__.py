@@ -1,6 +1,6 @@
 """Train transformers on real data with mirror descent or anything else: load_data, Settings, fit."""
 
-from attsvm.transformer._data import Data, Images, MiniBatch, Texts, image_data
+from attsvm.transformer._data import Data, Images, MiniBatch, Sequences, Texts, image_data
 from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
 from attsvm.transformer._fit import BEST, CHECKPOINT, Fitted, Reached, fit, load_model
 from attsvm.transformer._load import load_data, save_data
@@ -16,8 +16,8 @@ from attsvm.transformer._measure import (
 )
 from attsvm.transformer._page import write_attention_page
 from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
-from attsvm.transformer._settings import OPTIMIZERS, Settings, make_model, make_optimizer
-from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
+from attsvm.transformer._settings import OPTIMIZERS, SCHEDULES, Settings, make_model, make_optimizer, make_pruning
+from attsvm.transformer._synthetic import WORDS, synthetic_probes, synthetic_sentiment, tiny_images
 
 __all__ = [
     "BEST",
@@ -25,13 +25,16 @@ __all__ = [
     "EDGES",
     "LARGE_EDGES",
     "OPTIMIZERS",
+    "SCHEDULES",
     "SHARES",
+    "WORDS",
     "Data",
     "Fitted",
     "Images",
     "MiniBatch",
     "Probes",
     "Reached",
+    "Sequences",
     "Settings",
     "Texts",
     "attention_weights",
@@ -46,10 +49,12 @@ __all__ = [
     "load_probes",
     "make_model",
     "make_optimizer",
+    "make_pruning",
     "pivotal_reviews",
     "pruned",
     "pruning_curve",
     "save_data",
+    "synthetic_probes",
     "synthetic_sentiment",
     "tiny_images",
     "weight_summary",

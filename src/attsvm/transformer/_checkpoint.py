@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ _SCHEMA = Schema(
     {
         "model.*": Array("real whole bool", finite=False),  # of a run that diverged, too
         "optimizer.*": Array("real whole bool", finite=False),
+        "pruning.*": Array("whole bool", least=0, most=1),  # masks, of optimizers that do not know them
         "rng.*": Array("whole", "processes ...", least=0, most=255),
         "sums": Array("real", "processes 2", finite=False),
     },
     {
         "attsvm": {
-            "identity": {"model": frozenset({"text", "vit"}), "sizes": dict, "...": object},
+            "identity": {"model": frozenset({"text", "vit", "gpt"}), "sizes": dict, "...": object},
             "place": {"epoch": int, "batch": int, "seconds": float, "stopped": str, "history": [{str: NUMBER}]},
             "other": dict,
             "scalars": [str],
@@ -51,6 +53,8 @@ class Place:
     history: list[dict[str, float]] = field(default_factory=list)
     sums: Tensor = field(default_factory=lambda: torch.zeros(1, 2, dtype=torch.float64))
     rng: dict[str, Tensor] = field(default_factory=dict)
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """of pruned weights, by number"""
 
 
 def save_run(
@@ -60,6 +64,7 @@ def save_run(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     tokenizer: str = "",
+    masks: Mapping[int, Tensor] | None = None,
 ) -> None:
     """Write all of it, whole or not at all. Without an optimizer it is for `load_model` alone.
 
@@ -74,6 +79,7 @@ def save_run(
                 tensors[key] = value
             elif value is not None:
                 other[key] = value
+    tensors |= {f"pruning.{number}": mask for number, mask in (masks or {}).items()}
     tensors |= {f"rng.{name}": state for name, state in place.rng.items()}
     tensors["sums"] = place.sums
     scalars = sorted(name for name, tensor in tensors.items() if tensor.ndim == 0)
@@ -99,7 +105,8 @@ def load_run(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: 
         _load_optimizer(optimizer, _under("optimizer.", tensors) | _under("optimizer.", described["other"]))
     except (ValueError, LookupError, TypeError, RuntimeError) as error:
         raise AttsvmError(f"{path} has a state that does not fit the optimizer: {one_line(error)}") from error
-    return Place(**described["place"], sums=tensors["sums"], rng=_under("rng.", tensors))
+    masks = {int(number): mask.bool() for number, mask in _under("pruning.", tensors).items()}
+    return Place(**described["place"], sums=tensors["sums"], rng=_under("rng.", tensors), masks=masks)
 
 
 def read_run(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

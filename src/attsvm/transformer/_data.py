@@ -85,11 +85,42 @@ class Texts:
             return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
         return found
 
+    @property
+    def counts(self) -> Tensor:
+        """How many answers every row has: what losses and accuracies are means over."""
+        return torch.ones_like(self.lengths)
+
+    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of classes, the right class and the number of the row, for every answer of the model."""
+        return logits, self.labels[batch.rows], batch.rows
+
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor, Places]:
         """The tokens of these rows, one behind another, and their places."""
         longest = -(-max(batch.sizes.tolist(), default=1) // MULTIPLE) * MULTIPLE
         places = Places.of(self.lengths[batch.rows], longest, batch.work)
         return self.tokens[batch.rows[places.sequence], places.position], places
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences(Texts):
+    """Texts of which every next token is predicted."""
+
+    @property
+    def counts(self) -> Tensor:
+        return self.lengths - 1
+
+    def to(self, device: torch.device) -> Sequences:
+        return Sequences(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
+
+    def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:  # type: ignore[override]
+        """The tokens of these rows but their last, (batch, T), 0 behind the end."""
+        return (self.tokens[batch.rows, : max(1, int(batch.sizes.max()) - 1)].long(),)
+
+    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        places = torch.arange(logits.shape[1], device=logits.device)
+        inside = places < self.counts[batch.rows, None]
+        following = self.tokens[batch.rows, 1 : 1 + logits.shape[1]].long()
+        return logits[inside], following[inside[:, : following.shape[1]]], batch.rows[:, None].expand_as(inside)[inside]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +148,13 @@ class Images:
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
         return _cut(order, torch.ones(n, dtype=torch.int64), size, self.labels.device)
+
+    @property
+    def counts(self) -> Tensor:
+        return torch.ones_like(self.labels)
+
+    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return logits, self.labels[batch.rows], batch.rows
 
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:
         """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""
@@ -191,7 +229,19 @@ class Data:
 
     @property
     def kind(self) -> str:
-        return "text" if isinstance(self.train, Texts) else "vit"
+        """The model that is trained on it."""
+        return {Sequences: "gpt", Texts: "text", Images: "vit"}[type(self.train)]
+
+    def next_tokens(self) -> Data:
+        """The texts for a language model, which predicts every next token; their labels are not used."""
+        splits = []
+        for name, split in (("train", self.train), ("test", self.test)):
+            if not isinstance(split, Texts):
+                raise AttsvmError("a language model needs texts, but these are images.")
+            if int(split.lengths.max()) < 2:
+                raise AttsvmError(f"a language model needs texts of two tokens or more; the {name} split has none.")
+            splits.append(Sequences(split.tokens, split.lengths, split.labels))
+        return replace(self, train=splits[0], test=splits[1])
 
     def to(self, device: torch.device) -> Data:
         return replace(self, train=self.train.to(device), test=self.test.to(device))

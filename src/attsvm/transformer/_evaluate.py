@@ -27,6 +27,7 @@ def evaluate(
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> dict[str, float]:
     """Loss and accuracy, and the accuracies of the even and of the odd rows: one half can choose what the other tells.
+    Of a language model they are those of a token.
 
     mine, total: the rows of this process, and the sum over all processes, where there are several.
     """
@@ -38,20 +39,21 @@ def evaluate(
         batch = mine(whole)
         if not len(batch.rows):
             continue
-        labels, odd = split.labels[batch.rows], (batch.rows % 2).bool()
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = model(*split.take(batch)).float()
-        right = logits.argmax(-1) == labels
-        loss = F.cross_entropy(logits, labels, reduction="sum")
+            scores, labels, rows = split.answers(batch, model(*split.take(batch)))
+        scores, odd = scores.float(), (rows % 2).bool()
+        right = scores.argmax(-1) == labels
+        loss = F.cross_entropy(scores, labels, reduction="sum")
         sums += torch.stack([loss, (right & ~odd).sum(), (right & odd).sum()])
     model.train(training)
-    n = len(split)
+    counts = split.counts
+    n_even, n_odd = int(counts[::2].sum()), int(counts[1::2].sum())
     loss, even, odd = total(sums).tolist()
     return {
-        "test_loss": loss / n,
-        "test_accuracy": (even + odd) / n,
-        "test_accuracy_even": even / ((n + 1) // 2),
-        "test_accuracy_odd": odd / max(1, n // 2),
+        "test_loss": loss / (n_even + n_odd),
+        "test_accuracy": (even + odd) / (n_even + n_odd),
+        "test_accuracy_even": even / max(1, n_even),
+        "test_accuracy_odd": odd / max(1, n_odd),
     }
 
 

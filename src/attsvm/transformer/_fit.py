@@ -17,11 +17,12 @@ from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
 from attsvm.files import clear_leftovers, one_line
 from attsvm.identity import run_folder
-from attsvm.models import TextTransformer, ViT
+from attsvm.models import GPT, TextTransformer, ViT
+from attsvm.optim import GradualPruning
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
 from attsvm.transformer._data import Data, MiniBatch
 from attsvm.transformer._evaluate import best_epoch, evaluate, write_metrics
-from attsvm.transformer._settings import Settings, make_model, make_optimizer
+from attsvm.transformer._settings import Settings, make_model, make_optimizer, make_pruning
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
@@ -109,16 +110,22 @@ class _Run:
         torch.manual_seed(settings.seed)
         self.model = make_model(settings, data).to(device)
         self.optimizer = make_optimizer(settings, self.model)
+        self.per_epoch = -(-len(data.train) // settings.batch)
+        self.steps = settings.epochs * self.per_epoch
+        self.pruning = make_pruning(settings, self.model, self.optimizer, self.steps)
         # Processes share the initial weights, not the dropout.
         torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
-        del self.identity["epochs"]  # a run may be continued for longer
+        if not settings.planned:
+            del self.identity["epochs"]  # a run may be continued for longer
         self.tokenizer = data.tokenizer
         self.path = None if out is None else Path(out) / CHECKPOINT
         self.place = Place(sums=torch.zeros(self.world, 2, dtype=torch.float64))
         if self.path is not None and self.path.is_file():
             self.place = load_run(self.path, self.identity, self.model, self.optimizer)
             self._set_rng(self.place.rng)
+            if self.pruning is not None:
+                self._load_pruning(self.pruning)
             if self.place.stopped in ("", "epochs"):  # there may be more or fewer epochs to do than before
                 self.place.stopped = "" if self.place.epoch < settings.epochs else "epochs"
         elif self.path is not None and self.rank == 0:
@@ -129,7 +136,7 @@ class _Run:
             self.step_model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         if settings.compile:
             # Texts have many widths; images have one, and torch 2.11 cannot compile this model for any size.
-            self.step_model = torch.compile(self.step_model, dynamic=data.kind == "text")
+            self.step_model = torch.compile(self.step_model, dynamic=data.kind != "vit")
 
     def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
@@ -164,34 +171,46 @@ class _Run:
         """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
         train, settings = self.data.train, self.settings
         mine = self._mine(batch)
-        labels = train.labels[mine.rows]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
-            logits = self.step_model(*train.take(mine, training=True)).float()
-        loss = F.cross_entropy(logits, labels, reduction="sum")
+            answers = self.step_model(*train.take(mine, training=True))
+            scores, labels, _ = train.answers(mine, answers)
+        scores = scores.float()
+        loss = F.cross_entropy(scores, labels, reduction="sum")
         # Processes average their gradients; times the number of processes gives the sum.
-        scaled = loss * self.world / (len(batch.rows) if settings.loss == "mean" else 1)
+        scaled = loss * self.world / (train.counts[batch.rows].sum() if settings.loss == "mean" else 1)
         self.optimizer.zero_grad()
         if self.accelerator:
             self.accelerator.backward(scaled)
         else:
             scaled.backward()
+        if settings.clip > 0:
+            clip = self.accelerator.clip_grad_norm_ if self.accelerator else nn.utils.clip_grad_norm_
+            clip(self.step_model.parameters(), settings.clip)
+        if settings.planned:
+            lr = settings.rate(self.place.epoch * self.per_epoch + self.place.batch, self.steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
         self.optimizer.step()
-        self.sums += torch.stack([loss.detach(), (logits.detach().argmax(-1) == labels).sum()])
+        if self.pruning is not None:
+            self.pruning.step()
+        self.sums += torch.stack([loss.detach(), (scores.detach().argmax(-1) == labels).sum()])
 
     def _end_epoch(self, work: int, before: float, start: float) -> None:
         place, settings = self.place, self.settings
-        n = len(self.data.train)
+        n = int(self.data.train.counts.sum())
         loss, right = (self._total(self.sums) / n).tolist()  # waits for the device
         trained = before + time.perf_counter() - start
         row = {"epoch": place.epoch + 1, "train_loss": loss, "train_accuracy": right}
         row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=self._mine, total=self._total)
+        if self.pruning is not None:
+            row["zeros"] = self.pruning.achieved()
         row |= {"seconds": before + time.perf_counter() - start, "rate": work / trained}
         place.history.append(row)
         place.epoch, place.batch, place.seconds = place.epoch + 1, 0, 0.0
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         if loss != loss or row["test_loss"] != row["test_loss"]:
             place.stopped = "diverged"
-        elif right >= settings.stop:
+        elif right >= settings.stop and (self.pruning is None or self.pruning.count >= self.pruning.last):
             place.stopped = "accuracy"
         elif place.epoch >= settings.epochs:
             place.stopped = "epochs"
@@ -224,7 +243,8 @@ class _Run:
         self.place.sums, self.place.rng = self._rows(self.sums), {name: self._rows(r) for name, r in rng.items()}
         if self.rank == 0:
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside Accelerate's wrapper
-            save_run(self.path, self.identity, self.place, self.model, optimizer, self.tokenizer)
+            masks = None if self.pruning is None else self.pruning.state_dict()["masks"]
+            save_run(self.path, self.identity, self.place, self.model, optimizer, self.tokenizer, masks)
         if self.accelerator:
             self.accelerator.wait_for_everyone()
 
@@ -233,6 +253,11 @@ class _Run:
         if self.world == 1:
             return own[None].cpu()
         return self.accelerator.gather(own.to(self.device)[None]).cpu()
+
+    def _load_pruning(self, pruning: GradualPruning) -> None:
+        place = self.place
+        masks = {number: mask.to(self.device) for number, mask in place.masks.items()}
+        pruning.load_state_dict({"count": place.epoch * self.per_epoch + place.batch, "masks": masks})
 
     def _set_rng(self, states: dict[str, Tensor]) -> None:
         try:
@@ -270,17 +295,24 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
 
 def _rebuilt(identity: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module:
     """The model that these weights belong to; no memory is taken for any other."""
-    sizes, outputs = dict(identity["sizes"]), len(weights["head.weight"])
+    sizes: dict[str, Any] = dict(identity["sizes"])
     if int(sizes.get("layers", 1)) > len(weights):
         raise ValueError(f"there are {len(weights)} weights for {sizes['layers']} layers")
     with torch.device("meta"):
-        if identity["model"] == "text":  # two classes have one score
-            sizes |= {"vocabulary": len(weights["words.weight"]), "classes": max(2, outputs)}
-            model: nn.Module = TextTransformer(**sizes)
+        if identity["model"] == "gpt":
+            sizes = {"length": len(weights["positions.weight"])} | sizes | _vocabulary(weights)
+            model: nn.Module = GPT(**sizes)
+        elif identity["model"] == "text":  # two classes have one score
+            model = TextTransformer(**(sizes | _vocabulary(weights) | {"classes": max(2, len(weights["head.weight"]))}))
         else:
             patch = sizes.get("patch", 4)
             side = round((weights["positions"].shape[1] - 1) ** 0.5) * patch
             channels = weights["embed.weight"].shape[1] // patch**2
-            model = ViT(**(sizes | {"size": side, "channels": channels, "classes": outputs}))
+            classes = len(weights["head.weight"])
+            model = ViT(**(sizes | {"size": side, "channels": channels, "classes": classes}))
     model.load_state_dict(weights, assign=True)
     return model
+
+
+def _vocabulary(weights: dict[str, Tensor]) -> dict[str, int]:
+    return {"vocabulary": len(weights["words.weight"])}

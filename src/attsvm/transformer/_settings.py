@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,14 @@ from torch import nn
 
 from attsvm.checks import as_count, as_real, describe
 from attsvm.errors import AttsvmError
-from attsvm.models import TextTransformer, ViT
-from attsvm.optim import MirrorAdam, MirrorDescent, param_groups
+from attsvm.models import GPT, TextTransformer, ViT
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
 from attsvm.transformer._data import Data, Images, Texts
 
 LENGTH = 512
 """The default of TextTransformer."""
+SCHEDULES = ("constant", "cosine")
+_LATER = ("schedule", "warmup", "clip", "sparsity")
 OPTIMIZERS = ("mirror-descent", "mirror-adam", "sgd", "adam", "adamw")
 
 
@@ -27,14 +30,19 @@ class Settings:
 
     optimizer      mirror-descent, mirror-adam, sgd, adam or adamw
     p              exponent of the mirror optimizers
-    lr             step size, constant
+    lr             step size; the largest, if it is scheduled
+    schedule       "constant", or "cosine": lr falls to 0 along half a cosine until the last epoch ends
+    warmup         over this share of all steps lr rises from 0
+    clip           largest norm of all gradients together; 0 is no bound
+    sparsity       share of the matrices' entries that gradual pruning sets to 0, for good
     groups         "all": p for every weight, as in the paper; "matrices": p for matrices, 2 for embeddings and vectors.
                    Empty is "all" for mirror-descent and "matrices" for mirror-adam.
     momentum       of mirror-descent and sgd
     weight_decay   None is the optimizer's own default
-    sizes          of the model: keyword arguments of TextTransformer or ViT
+    sizes          of the model: keyword arguments of TextTransformer, ViT or GPT
     batch, epochs  rows per step; most epochs
-    stop           stop after the epoch whose running train accuracy (with dropout) reaches this
+    stop           stop after the epoch whose running train accuracy (with dropout) reaches this; not before all zeros
+                   are made
     loss           "sum" over the batch, as in the paper's public code, or "mean"
     seed           of initial weights, order and dropout
     grouped        texts of similar length share a batch
@@ -57,15 +65,23 @@ class Settings:
     grouped: bool = True
     bf16: bool = False
     compile: bool = False
+    schedule: str = "constant"
+    warmup: float = 0.0
+    clip: float = 0.0
+    sparsity: float = 0.0
 
     def __post_init__(self) -> None:
         _among("optimizer", self.optimizer, OPTIMIZERS)
         _among("loss", self.loss, ("sum", "mean"))
         _among("groups", self.groups, ("", "all", "matrices"))
+        _among("schedule", self.schedule, SCHEDULES)
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
         as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
-        for name in ("lr", "stop", "momentum"):
+        for name in ("warmup", "sparsity"):
+            if not as_real(name, getattr(self, name), 0.0) < 1:
+                raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {getattr(self, name)}.")
+        for name in ("lr", "stop", "momentum", "clip"):
             as_real(name, getattr(self, name), 0.0)
         if self.weight_decay is not None:
             as_real("weight_decay", self.weight_decay, 0.0)
@@ -78,14 +94,30 @@ class Settings:
             raise AttsvmError(f"sizes must map names to numbers, but got {describe(self.sizes)}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return dataclasses.asdict(self) | {"sizes": dict(self.sizes)}
+        """As JSON holds it; without the settings that came later, unless they are used: so older runs can go on."""
+        later = {f.name for f in dataclasses.fields(self) if f.name in _LATER and getattr(self, f.name) == f.default}
+        every = dataclasses.asdict(self) | {"sizes": dict(self.sizes)}
+        return {name: value for name, value in every.items() if name not in later}
+
+    @property
+    def planned(self) -> bool:
+        """Whether a step depends on how many there will be."""
+        return self.schedule != "constant" or self.warmup > 0 or self.sparsity > 0
+
+    def rate(self, step: int, steps: int) -> float:
+        """lr of a step, the first being 0, of so many."""
+        warm = self.warmup * steps
+        if step < warm:
+            return self.lr * (step + 1) / (warm + 1)
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
 def make_model(settings: Settings, data: Data) -> nn.Module:
     """The model for this data, with torch's initial weights."""
-    kind: Callable[..., nn.Module] = TextTransformer if data.kind == "text" else ViT
-    needed, defaults = {"classes": data.classes}, {}
+    kind: Callable[..., nn.Module] = {"text": TextTransformer, "vit": ViT, "gpt": GPT}[data.kind]
+    needed, defaults = {} if data.kind == "gpt" else {"classes": data.classes}, {}
     if isinstance(data.train, Images):
         needed |= {"size": data.train.size, "channels": data.train.pixels.shape[1]}
     else:
@@ -121,6 +153,17 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     if groups == "all":
         return mirror(model.parameters(), p=settings.p, **options)
     return mirror(param_groups(model, settings.p), **options)
+
+
+def make_pruning(
+    settings: Settings, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
+) -> GradualPruning | None:
+    """Gradual pruning of all matrices over so many steps, if some share of them is to be 0."""
+    if settings.sparsity == 0:
+        return None
+    matrices = [w for g in param_groups(model, 2.0) if g["name"] in ("attention", "matrices") for w in g["params"]]
+    every = max(1, min(50, steps // 40))
+    return GradualPruning(optimizer, settings.sparsity, steps, every=every, params=matrices)
 
 
 def _among(name: str, value: str, known: tuple[str, ...]) -> None:

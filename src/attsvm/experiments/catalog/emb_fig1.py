@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attsvm.experiments._experiment import Experiment
 from attsvm.experiments._token_figures import two_layer_checks, two_layer_figure
-from attsvm.experiments._tokens import run_reviews
+from attsvm.experiments.tokens import run_reviews
 
 EXPERIMENT = Experiment(
     id="emb-fig1",

@@ -7,7 +7,7 @@ from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._token_figures import scatter, token_checks
-from attsvm.experiments._tokens import stacked, trained_tokens
+from attsvm.experiments.tokens import stacked, trained_tokens
 
 PAPER, SMALL = "paper", "small"
 MODELS = {PAPER: KLevel(), SMALL: KLevel(sizes=tuple(size // 4 for size in SIZES), irrelevant=240, share=0.2)}

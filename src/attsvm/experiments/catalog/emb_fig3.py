@@ -6,7 +6,7 @@ from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Experiment, Rows
 from attsvm.experiments._token_figures import JOINT, NAMES, scatter, token_checks
-from attsvm.experiments._tokens import run_reviews
+from attsvm.experiments.tokens import run_reviews
 
 EPOCHS = {"imdb": 50, "yelp": 500}
 

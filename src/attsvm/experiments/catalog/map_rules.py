@@ -12,34 +12,41 @@ from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import att_svm, solve
 
-NORMS = ("l2", "linf", "spectral", "l1.5")
+NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral", "l1.5": "ℓ1.5", "l1": "ℓ1"}
+"""Norms of the margins, and how they are written."""
+SIZES = {"6, 8, 10": (6, 8, 10), "4, 6, 6": (4, 6, 6), "8, 10, 16": (8, 10, 16)}
+"""n, T, d; all trials are run at the first, a fifth of them at the others."""
+MAIN = next(iter(SIZES))
 RULES: dict[str, tuple[Rule | None, str, Any, int]] = {
     "GD": (Steepest(), "l2", Growing(), 3000),
+    "momentum 0.9": (Steepest(momentum=0.9), "l2", 0.1, 20000),
     "ℓ1.5 mirror": (None, "l1.5", Growing(), 3000),
+    "coordinate": (Steepest(Lp(1)), "l1", 0.02, 20000),
     "sign": (Steepest(Lp(math.inf)), "linf", 0.02, 20000),
     "RMSprop (0.9)": (RMSprop(), "linf", 0.02, 20000),
     "Adam (0.9, 0.95)": (Adam(beta2=0.95), "linf", 0.02, 20000),
     "Adam (0.9, 0.999)": (Adam(), "linf", 0.02, 20000),
-    "Lion (0.9, 0.99)": (Lion(), "linf", 0.02, 20000),
+    "Lion, η = 0.002": (Lion(), "linf", 0.002, 20000),
+    "Lion, η = 0.02": (Lion(), "linf", 0.02, 20000),
     "spectral": (Steepest(Spectral()), "spectral", Growing(0.1, 1.0), 10000),
     "Muon (0.95)": (Muon(), "spectral", 0.02, 5000),
 }
 """Rule (None is mirror descent in the norm), predicted norm, step size, steps."""
-BARRED = ("GD", "ℓ1.5 mirror", "sign", "RMSprop (0.9)", "spectral")
+BARRED = ("GD", "momentum 0.9", "ℓ1.5 mirror", "sign", "RMSprop (0.9)", "spectral")
 """Rules without a memory that outlives the gradient's fall: they must reach 0.99 of their margin."""
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     rule, norm, lr, steps = RULES[params["rule"]]
-    data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
+    data = sphere(*SIZES[params["size"]], trials=trials, seed=0).to(device)
     options: dict[str, Any] = {"steps": steps, "lr": lr, "record": ("norm",), "at": [steps]}
-    # A rule whose step is a decomposition gains nothing from a compiler.
-    options["compile"] = False if norm == "spectral" else None
+    # In batches of this size a compiler pays early, but not where the step is a decomposition.
+    options["compile"] = steps > 10000
     result = train(data, norm, **options) if rule is None else train(data, rule=rule, **options)
     columns: dict[str, np.ndarray] = {"tokens": array(result.tokens[:, :, 0])}
     for other in NORMS:
@@ -48,34 +55,43 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns
 
 
-def _median(rows: Rows, rule: str, norm: str) -> float:
-    values = rows.where(rule=rule)[f"efficiency_{norm}"]
-    return float(np.median(values[np.isfinite(values)])) if np.isfinite(values).any() else math.nan
+def _median(rows: Rows, rule: str, norm: str, size: str = MAIN) -> float:
+    return float(np.nanmedian(rows.where(rule=rule, size=size)[f"efficiency_{norm}"]))
 
 
 @styled
 def figure(rows: Rows) -> Figure:
-    rules = rows.values("rule")
+    rules, sizes = rows.values("rule"), rows.values("size")
+    count = len(rows.where(rule=rules[0], size=MAIN))
+    figure, axes = new_figure(1, 2, (13, 0.42 * len(rules) + 1.5))
+    ax, own = axes[0]
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
-    spread = [[rows.where(rule=rule)[f"efficiency_{norm}"] for norm in NORMS] for rule in rules]
-    figure, axes = new_figure(1, 1, (6.4, 0.42 * len(rules) + 1.5))
-    ax = axes[0][0]
     picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for i, rule in enumerate(rules):
         for j, norm in enumerate(NORMS):
-            low, high = np.nanquantile(spread[i][j], (0.1, 0.9))
-            predicted = RULES[rule][1] == norm
-            text = f"{table[i, j]:.3f}\n{low:.2f} to {high:.2f}"
-            colour = "black" if table[i, j] > 0.6 else "white"
-            ax.text(
-                j, i, text, ha="center", va="center", fontsize=7, color=colour, weight="bold" if predicted else None
-            )
+            low, high = np.nanquantile(rows.where(rule=rule, size=MAIN)[f"efficiency_{norm}"], (0.1, 0.9))
+            look: dict[str, Any] = {"color": "black" if table[i, j] > 0.6 else "white", "fontsize": 7}
+            if RULES[rule][1] == norm:
+                look["weight"] = "bold"
+            ax.text(j, i, f"{table[i, j]:.3f}\n{low:.2f} to {high:.2f}", ha="center", va="center", **look)
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
-    ax.set(xticks=range(len(NORMS)), xticklabels=["ℓ2", "ℓ∞", "spectral", "ℓ1.5"], xlabel="norm of the margin")
+    ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
     ax.set(yticks=range(len(rules)), yticklabels=labels)
-    count = len(rows.where(rule=rules[0]))
-    ax.set_title(f"share of the largest margin in each norm: median, and 10% to 90% of {count} trials")
+    ax.set_title(f"share of the largest margin: median, and 10% to 90% of {count} problems")
     figure.colorbar(picture, ax=ax, label="margin efficiency")
+    for k, size in enumerate(sizes):
+        shares = [rows.where(rule=rule, size=size)[f"efficiency_{RULES[rule][1]}"] for rule in rules]
+        low, middle, high = np.array([np.nanquantile(share, (0.1, 0.5, 0.9)) for share in shares]).T
+        y = np.arange(len(rules)) + 0.22 * (k - (len(sizes) - 1) / 2)
+        own.errorbar(
+            middle, y, xerr=[middle - low, high - middle], fmt=SERIES[k].marker, color=SERIES[k].colour, ms=4, lw=1,
+            label=f"n, T, d = {size}",
+        )  # fmt: skip
+    own.set(
+        ylim=ax.get_ylim(), yticks=[], xlim=(0, 1.02), xlabel="efficiency in the predicted norm", title="other sizes"
+    )
+    own.grid(alpha=0.25)
+    own.legend(frameon=False, fontsize=7, loc="upper left")
     return figure
 
 
@@ -90,6 +106,12 @@ def checks(rows: Rows) -> list[Check]:
             found.append(at_least(words, own, 0.99, f"goes to the {norm} margin"))
             words = f"{rule}: largest median share of another norm's margin ({best})"
             found.append(at_most(words, _median(rows, rule, best), own, "stays away from the other margins"))
+    for size in rows.values("size"):
+        if size != MAIN:
+            worst = min(BARRED, key=lambda rule: _median(rows, rule, RULES[rule][1], size))
+            words = f"n, T, d = {size}: least median share of the predicted margin ({worst})"
+            least = _median(rows, worst, RULES[worst][1], size)
+            found.append(at_least(words, least, 0.97, "the same at other sizes"))
     slow, fast = (_median(rows, f"Adam (0.9, {beta})", "linf") for beta in ("0.999", "0.95"))
     words = "Adam: how much of the ℓ∞ margin a long memory (β2 = 0.999) costs, against β2 = 0.95"
     found.append(at_least(words, fast - slow, 0.2, "the second moment remembers gradients far larger than today's"))
@@ -100,17 +122,23 @@ EXPERIMENT = Experiment(
     id="map-rules",
     title="Every optimizer has a margin",
     statement="Steepest descent in a norm, and mirror descent in its geometry, maximise the margin of attention in "
-    "that norm: ℓ2 for gradient descent, ℓ∞ for sign descent and RMSprop, spectral for spectral descent (n = 6, T = 8, "
-    "d = 10). This is proved for linear models; for attention it is measured here. What Adam and Muon reach in these "
-    "steps is shown as it is.",
-    grid={"rule": list(RULES)},
+    "that norm: ℓ2 for gradient descent, with or without momentum, ℓ∞ for sign descent and RMSprop, spectral for "
+    "spectral descent. This is proved for linear models; for attention it is measured here. What coordinate descent, "
+    "Adam, Lion and Muon reach in these steps is shown as it is; map-adam and map-muon follow them further.",
+    grid={"rule": list(RULES), "size": list(SIZES)},
     run=run,
     figure=figure,
     checks=checks,
-    trials=500,
+    trials=100,
+    times=lambda params: 5 if params["size"] == MAIN else 1,
     quick=8,
-    batch=50,
-    cost=lambda params: 0.1 if RULES[params["rule"]][1] != "spectral" else 0.3,
+    quick_grid={"size": [MAIN]},
+    batch=125,
+    cost=lambda params: (
+        (0.1 if RULES[params["rule"]][1] != "spectral" else 0.25) * (SIZES[params["size"]][2] / 10) ** 2
+    ),
+    version=2,
     remark="The norms of the SVMs are those of the tokens that each run selected. ℓ∞ and spectral optima need not be "
-    "unique, so margins are compared, not directions. Sign descent takes a constant step: a growing one oscillates.",
+    "unique, so margins are compared, not directions. Sign descent and momentum take constant steps: with growing ones "
+    "the first oscillates, and the second remembers gradients that are far larger than today's.",
 )

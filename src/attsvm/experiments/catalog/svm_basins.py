@@ -80,8 +80,9 @@ def checks(rows: Rows) -> list[Check]:
         at_most(
             "share of runs that end at no locally optimal choice",
             float(rows["elsewhere"].mean()),
-            0.1,
-            "GD converges to locally optimal directions (Theorem 7, Figure 5)",
+            0.0,
+            "GD converges to locally optimal directions (Section 5.1, Figure 5)",
+            f"{len(rows) * len(SCALES) * STARTS:,} runs",
         ),
     ]
 
@@ -99,7 +100,8 @@ EXPERIMENT = Experiment(
     trials=60,
     quick=10,
     batch=30,
+    version=2,
     cost=lambda params: 0.1,
     remark="n = T = 3: all 27 token choices of every problem are solved. Starts are Gaussian; steps are normalised, "
-    "0.05 or 2% of the start.",
+    "0.05 or 2% of the start, and go on for ten times as long where the tokens are not locally optimal after 500.",
 )

@@ -20,7 +20,7 @@ from attsvm.embeddings import (
     train_embeddings,
 )
 from attsvm.experiments._experiment import Columns, Params
-from attsvm.experiments._rank_correlation import spearman, spearman_interval
+from attsvm.experiments.rank_correlation import spearman, spearman_interval
 
 SEEN = 50
 """Correlations are over the tokens that appear at least so often."""

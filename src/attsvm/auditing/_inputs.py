@@ -1,0 +1,194 @@
+"""Texts as the batches that a model is called with, and the words of their tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attsvm.checks import as_count, describe
+from attsvm.errors import AttsvmError
+from attsvm.models import TextTransformer
+
+LONGEST = 512
+"""Tokens of a text that are read unless more are asked for."""
+RARE = 0.1
+"""The rarest tokens that make up this share of all tokens are called rare."""
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """A text as its tokens: their numbers, their words as the text has them, and which are special."""
+
+    ids: list[int]
+    words: list[str]
+    special: list[bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What the model is called with. `documents` are their numbers; those of a given batch of tensors have none."""
+
+    documents: list[int]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lengths: list[int] | None
+    """tokens of every sequence, behind which there is padding"""
+
+    def run(self, model: nn.Module) -> None:
+        call = model.attention if isinstance(model, TextTransformer) else model
+        call(*self.args, **self.kwargs)
+
+    def own(self, logits: Tensor, row: int) -> Tensor:
+        """Of the logits (H, K, T) of a sequence those of its own tokens, without padding."""
+        if self.lengths is None:
+            return logits
+        padded, length = max(self.lengths), self.lengths[row]
+        K, T = (length if size == padded else size for size in logits.shape[1:])
+        return logits[:, :K, :T]
+
+
+class Inputs:
+    """Documents, or batches of tensors as they are, for one model."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, texts: Any, length: int | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise AttsvmError(f"model must be a torch module, but got {describe(model)}.")
+        if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Sequence) or not len(texts):
+            raise AttsvmError("texts must be a list of at least one text, list of token numbers, or batch of tensors.")
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile has compiled
+        self.given = not isinstance(texts[0], str) and not _is_numbers(texts[0])
+        self.batches_given = list(texts) if self.given else []
+        self.documents: list[Document] = []
+        if not self.given:
+            most = _longest(model, tokenizer)
+            self.length = min(LONGEST, most) if length is None else as_count("length", length, 2, most)
+            self.documents = [self._document(tokenizer, text) for text in texts]
+
+    def _document(self, tokenizer: Any, text: Any) -> Document:
+        if not isinstance(text, str):
+            ids = [int(number) for number in text][: self.length]
+            if not ids:
+                raise AttsvmError("texts must have at least one token each, but one has none.")
+            return Document(ids, [str(number) for number in ids], [False] * len(ids))
+        if tokenizer is None:
+            raise AttsvmError("texts need the tokenizer of the model; without one, give token numbers.")
+        if hasattr(tokenizer, "convert_ids_to_tokens"):  # of transformers
+            with_places = bool(getattr(tokenizer, "is_fast", False))
+            code = tokenizer(
+                text,
+                truncation=True,
+                max_length=self.length,
+                return_special_tokens_mask=True,
+                return_offsets_mapping=with_places,
+            )
+            ids, special = list(code["input_ids"]), [bool(x) for x in code["special_tokens_mask"]]
+            places = code["offset_mapping"] if with_places else None
+            names = tokenizer.convert_ids_to_tokens(ids)
+        else:  # of the package tokenizers
+            code = tokenizer.encode(text)
+            ids, special = code.ids[: self.length], [bool(x) for x in code.special_tokens_mask[: self.length]]
+            places, names = code.offsets[: self.length], code.tokens[: self.length]
+        if not ids:
+            raise AttsvmError(f"texts must have at least one token each, but {describe(text)} has none.")
+        words = list(names)
+        if places is not None:
+            ends = [0] + [stop for _, stop in places]
+            # With the space before it, so that the words of a text are the text.
+            words = [
+                name if hidden or start == stop else text[min(end, start) : stop]
+                for name, hidden, (start, stop), end in zip(names, special, places, ends)
+            ]
+        return Document(ids, words, special)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Texts of similar length together, with padding behind them."""
+        if self.given:
+            for number, item in enumerate(self.batches_given):
+                yield _given(number, item, self.device)
+            return
+        order = sorted(range(len(self.documents)), key=lambda i: len(self.documents[i].ids))
+        for start in range(0, len(order), size):
+            yield self.batch(order[start : start + size])
+
+    def batch(self, numbers: list[int], cut: int | None = None) -> Batch:
+        ids = [self.documents[i].ids[:cut] for i in numbers]
+        lengths = [len(row) for row in ids]
+        tokens = torch.zeros(len(ids), max(lengths), dtype=torch.long)
+        for row, own in zip(tokens, ids):
+            row[: len(own)] = torch.tensor(own)
+        tokens = tokens.to(self.device)
+        seen = torch.arange(tokens.shape[1], device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
+        if isinstance(self.model, TextTransformer):
+            return Batch(numbers, (tokens, torch.tensor(lengths, device=self.device)), {}, lengths)
+        known = inspect.signature(self.model.forward).parameters
+        if "input_ids" not in known:
+            return Batch(numbers, (tokens,), {}, lengths)
+        asked: dict[str, Any] = {"input_ids": tokens, "attention_mask": seen.long()}
+        asked |= {"decoder_input_ids": tokens, "decoder_attention_mask": seen.long(), "use_cache": False}
+        return Batch(numbers, (), {name: value for name, value in asked.items() if name in known}, lengths)
+
+    @property
+    def device(self) -> torch.device:
+        return next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
+
+    @cached_property
+    def kinds(self) -> dict[str, set[int]]:
+        """The token numbers that are punctuation, and those that are rare in these texts."""
+        counts: Counter[int] = Counter()
+        words: dict[int, str] = {}
+        for document in self.documents:
+            for number, word, special in zip(document.ids, document.words, document.special):
+                if not special:
+                    counts[number] += 1
+                    words[number] = word.strip()
+        rare: set[int] = set()
+        room = RARE * sum(counts.values())
+        for number, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
+            room -= count
+            if room < 0:
+                break
+            rare.add(number)
+        marks = {number for number, word in words.items() if word and not any(char.isalnum() for char in word)}
+        return {"punctuation": marks, "rare": rare}
+
+
+def _is_numbers(item: Any) -> bool:
+    if isinstance(item, Tensor):
+        return item.ndim == 1 and not item.is_floating_point()
+    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(x, int) for x in item)
+
+
+def _given(number: int, item: Any, device: torch.device) -> Batch:
+    def moved(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    if isinstance(item, Mapping):
+        kwargs = {name: moved(value) for name, value in item.items()}
+        seen = kwargs.get("attention_mask")
+        lengths = seen.sum(1).tolist() if isinstance(seen, Tensor) and seen.ndim == 2 else None
+        return Batch([number], (), kwargs, lengths)
+    args = tuple(item) if isinstance(item, tuple | list) else (item,)
+    if not any(isinstance(x, Tensor) for x in args):
+        raise AttsvmError(f"texts must be texts, token numbers or batches of tensors, but got {describe(item)}.")
+    return Batch([number], tuple(moved(x) for x in args), {}, None)
+
+
+def _longest(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens the model and its tokenizer take."""
+    config, found = getattr(model, "config", None), []
+    for name in ("max_position_embeddings", "n_positions"):
+        found += [size for part in (config, getattr(config, "text_config", None)) if (size := getattr(part, name, 0))]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.split(".")[-1] in ("position_embeddings", "positions"):
+            # RoBERTa counts its positions from behind that of the padding.
+            shift = 0 if module.padding_idx is None else module.padding_idx + 1
+            found.append(module.num_embeddings - shift)
+    said = getattr(tokenizer, "model_max_length", None)
+    return min([*found, said or 10**9, 10**9])

@@ -1,0 +1,161 @@
+"""What theory says about the limit of a run: which margin, how well that is known, and what is in the way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor
+
+from attsvm.dynamics import Adam, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory
+from attsvm.geometry import Frobenius, Geometry
+
+FORGOTTEN = 30.0
+"""Forgetting times after which Adam's second moment no longer shows in the direction (map-adam)."""
+
+
+class Evidence(StrEnum):
+    """How well a limit is known."""
+
+    ATTENTION = "proved for attention"
+    LINEAR = "proved for linear models only"
+    CONJECTURED = "conjectured"
+    NONE = "no direction predicted"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The norm whose margin a run should maximise, how well that is known, and why; `caution` says what may keep this
+    run from it."""
+
+    geometry: Geometry
+    evidence: Evidence
+    why: str
+    caution: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.geometry.name} margin, {self.evidence}: {self.why}" + (
+            f"; {self.caution}" if self.caution else ""
+        )
+
+
+def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
+    """What theory says of a run; `norm_mm` (B,) are the norms of the SVM solutions in the run's geometry."""
+    geometry, settings, rule = run.geometry, run.settings, run.rule
+    decay = getattr(rule, "decay", 0.0)
+    if decay > 0:
+        why = f"decay keeps ‖W‖ ≤ {1 / decay:g}; W ends at a KKT point of the loss on that ball (map-decay)"
+        return Limit(geometry, Evidence.NONE, why)
+    if settings.get("ridge"):
+        why = (
+            "the penalty keeps W finite: it ends at a stationary point, whatever the rule; as ridge → 0 that turns to "
+        )
+        return Limit(geometry, Evidence.NONE, why + f"the {geometry.name} solution (map-decay)")
+    if settings.get("batch") is not None:
+        return _of_batches(run)
+    if run.parameterization == "KQ":
+        why = "(K, Q) by gradient descent; proved for the regularization path (TF-as-SVM Theorem 2)"
+        return Limit(geometry, Evidence.CONJECTURED, why)
+    if run.parameterization == "joint":
+        why = "W and v together; proved for the regularization path (mirror-descent Theorem 5)"
+        return Limit(geometry, Evidence.CONJECTURED, why)
+    if rule.limit() != geometry:
+        why = f"the norm was chosen; theory predicts {_name(rule.limit())} for this rule"
+        return Limit(geometry, Evidence.CONJECTURED, why)
+    evidence, why = _of_rule(rule)
+    return Limit(geometry, evidence, why, caution(run, norm_mm))
+
+
+def forgetting_time(beta2: float, eta: float, norm_mm: Tensor) -> Tensor:
+    """Steps until Adam's second moment v has forgotten the start, given ‖W_mm‖_∞ and a constant step η.
+
+    At the full step η the margin grows by ηγ per step, γ = 1/‖W_mm‖_∞, and the squared gradient falls by e^(−2ηγ). If
+    that is faster than the memory's β2, old gradients fill v and shorten the step to a share c with
+    ηγc = −½ log β2: the gradient then falls as fast as the memory. New gradients still add a share (1 − β2)c² of v per
+    step. So after 1/((1 − β2)c²) steps v consists of them. A heuristic, which map-adam tests.
+    """
+    share = (-math.log(beta2) / 2 / eta * norm_mm).clamp(max=1.0)
+    return 1 / ((1 - beta2) * share.square())
+
+
+def outliving(momentum: float, eta: float, norm_mm: Tensor) -> Tensor:
+    """ηγ/(−log β): above 1 gradients fall faster than the momentum forgets them, and it leads past the margin.
+
+    Steps of constant size η raise the margin by ηγ each, γ = 1/‖W_mm‖.
+    """
+    return eta / norm_mm / -math.log(momentum)
+
+
+def caution(run: Trajectory, norm_mm: Tensor) -> str:
+    """What may keep the run from its limit, in words; empty if nothing is known to."""
+    rule, eta = run.rule, run.constant_lr
+    known = norm_mm[norm_mm.isfinite() & (norm_mm > 0)]
+    if not len(known) or not eta:
+        return ""
+    if isinstance(rule, Adam) and rule.eps == 0 and rule.beta2 > 0:
+        time = forgetting_time(rule.beta2, eta, known).median().item()
+        age = run.state.step / time
+        if age < FORGOTTEN:
+            return (
+                f"β2 = {rule.beta2:g} at this step size needs about {FORGOTTEN * time:.1g} steps for its second "
+                f"moment to forget the first gradients (this run: {age:.2g} of {FORGOTTEN:.0f} forgetting times)"
+            )
+        return ""
+    momentum = _momentum(rule)
+    if momentum and run.normalized:
+        excess = outliving(momentum, eta, known).median().item()
+        if excess > 1:
+            return (
+                f"gradients fall {excess:.2g} times as fast as the momentum forgets them: take lr below "
+                f"{eta / excess:.2g}"
+            )
+    return ""
+
+
+def _of_batches(run: Trajectory) -> Limit:
+    rule, geometry = run.rule, run.geometry
+    if not run.normalized and isinstance(rule, MirrorDescent | Steepest):
+        why = "plain steps on mini-batches keep the limit of the whole gradient (map-batch)"
+        return Limit(geometry, Evidence.LINEAR if geometry == Frobenius() else Evidence.CONJECTURED, why)
+    if _momentum(rule):
+        why = "momentum over an epoch, before the normalisation, restores the limit of the whole gradient (map-batch)"
+        return Limit(geometry, Evidence.CONJECTURED, why)
+    why = "normalised steps on mini-batches weigh all samples alike and leave this margin (map-batch)"
+    return Limit(geometry, Evidence.NONE, why)
+
+
+def _of_rule(rule: Rule) -> tuple[Evidence, str]:
+    if isinstance(rule, MirrorDescent):
+        if not rule.normalize:
+            why = "for small steps near a locally optimal direction (TF-as-SVM Theorem 7, mirror-descent Theorem 4)"
+            return Evidence.ATTENTION, why
+        return Evidence.LINEAR, "normalised mirror descent (map-rules)"
+    if isinstance(rule, Steepest):
+        if rule.geometry == Frobenius() and not rule.normalize and not rule.momentum:
+            return Evidence.ATTENTION, "for small steps, near a locally optimal direction (TF-as-SVM Theorem 7)"
+        kind = "steepest descent" + (" with momentum" if rule.momentum else "")
+        return Evidence.LINEAR, f"{kind} in this norm (map-rules)"
+    if isinstance(rule, Adam):
+        if rule.eps > 0:
+            why = f"once gradients are below ε = {rule.eps:g} the step is that of gradient descent; until then the "
+            return Evidence.LINEAR, why + "direction is that of ℓ∞ (map-adam)"
+        return Evidence.LINEAR, "for decreasing steps and ε = 0 (map-adam)"
+    if isinstance(rule, Muon):
+        if rule.newton_schulz:
+            return Evidence.CONJECTURED, "Newton–Schulz steps leave singular values near 1, and stop short (map-muon)"
+        return Evidence.LINEAR, "steepest descent with momentum in this norm (map-muon)"
+    if isinstance(rule, Lion):
+        return Evidence.CONJECTURED, "sign descent with momentum of two memories (map-adam)"
+    return Evidence.CONJECTURED, "the rule says so"
+
+
+def _momentum(rule: Rule) -> float:
+    """β of the momentum that a rule normalises, 0 if there is none."""
+    if isinstance(rule, Lion):
+        return rule.beta2
+    return rule.momentum if isinstance(rule, Steepest | Muon) else 0.0
+
+
+def _name(geometry: Geometry | None) -> str:
+    return "nothing" if geometry is None else f"the {geometry.name} margin"

@@ -1,0 +1,96 @@
+"""What theory says of a rule's limit, and the times that decide whether a run gets there."""
+
+import math
+
+import pytest
+import torch
+
+from attsvm import sphere, train, verdict
+from attsvm.diagnostics import Evidence, forgetting_time, outliving, predicted_limit
+from attsvm.dynamics import Adam, Batches, Decaying, Lion, Muon, RMSprop, Rule, Steepest
+from attsvm.geometry import Frobenius, Lp, Nuclear, Spectral
+
+DATA = sphere(3, 4, 5, trials=3, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "geometry", "evidence"),
+    [
+        ({"normalize": False}, Frobenius(), Evidence.ATTENTION),
+        ({"rule": Steepest(normalize=False)}, Frobenius(), Evidence.ATTENTION),
+        ({"geometry": "l1.5", "normalize": False}, Lp(1.5), Evidence.ATTENTION),
+        ({}, Frobenius(), Evidence.LINEAR),
+        ({"rule": "gd"}, Frobenius(), Evidence.LINEAR),
+        ({"rule": Steepest(normalize=False, momentum=0.9)}, Frobenius(), Evidence.LINEAR),
+        ({"rule": "sign"}, Lp(math.inf), Evidence.LINEAR),
+        ({"rule": "spectral"}, Spectral(), Evidence.LINEAR),
+        ({"rule": "muon"}, Spectral(), Evidence.LINEAR),
+        ({"rule": Muon(newton_schulz=5)}, Spectral(), Evidence.CONJECTURED),
+        ({"rule": "adam"}, Lp(math.inf), Evidence.LINEAR),
+        ({"rule": RMSprop(eps=1e-8)}, Frobenius(), Evidence.LINEAR),
+        ({"rule": "lion"}, Lp(math.inf), Evidence.CONJECTURED),
+        ({"rule": "adam", "geometry": "l3"}, Lp(3), Evidence.CONJECTURED),
+        ({"parameterization": "KQ"}, Nuclear(), Evidence.CONJECTURED),
+        ({"parameterization": "joint"}, Frobenius(), Evidence.CONJECTURED),
+        ({"rule": Adam(decay=0.1)}, Lp(math.inf), Evidence.NONE),
+        ({"ridge": 1e-3}, Frobenius(), Evidence.NONE),
+        ({"rule": "sign", "batch": 1}, Lp(math.inf), Evidence.NONE),
+        ({"rule": Adam(), "batch": 1}, Lp(math.inf), Evidence.NONE),
+        ({"rule": Steepest(momentum=0.9), "batch": Batches(1)}, Frobenius(), Evidence.CONJECTURED),
+        ({"normalize": False, "batch": 2}, Frobenius(), Evidence.LINEAR),
+    ],
+)
+def test_theory_of_every_rule(options: dict, geometry, evidence: Evidence) -> None:
+    run = train(DATA, steps=2, compile=False, **options)
+    limit = predicted_limit(run, torch.ones(3))
+    assert (run.geometry, limit.evidence) == (geometry, evidence)
+    assert str(evidence) in str(limit)
+
+
+def test_verdict_says_what_theory_knows_and_measures_every_margin() -> None:
+    run = train(DATA, rule="sign", lr=0.02, steps=1500, compile=False)
+    judged = verdict(run, tol=0.1)
+    assert list(judged.efficiency) == ["linf", "l2", "spectral"]
+    assert torch.equal(judged.efficiency["linf"], judged.margin_ratio)
+    for share in judged.efficiency.values():
+        assert (share <= 1 + 1e-6).all()
+    assert (judged.efficiency["linf"] > judged.efficiency["spectral"]).all()
+    assert "proved for linear models" in str(judged)
+    assert "spectral 0." in str(judged)
+    assert judged.summary()["theory"]["evidence"] == Evidence.LINEAR
+    assert list(verdict(train(DATA, steps=5)).efficiency) == ["l2"]
+    assert list(verdict(train(DATA, steps=5), norms=["l3"]).efficiency) == ["l2", "l3"]
+
+
+def test_forgetting_time() -> None:
+    """Simulate v of one entry whose gradient follows the margin that Adam's own steps build up."""
+    beta2, eta, gamma = 0.99, 0.05, 2.0
+    norm = torch.tensor([1 / gamma], dtype=torch.float64)
+    time = forgetting_time(beta2, eta, norm).item()
+    # log g = −γ·(sum of steps), v = β2 v + (1 − β2) g², both relative to β2^k so that nothing underflows.
+    log_g, log_v, remembered, k = 0.0, 0.0, 1.0, 0
+    while remembered > math.exp(-1):
+        new = math.log1p(-beta2) + 2 * log_g
+        old = log_v + math.log(beta2)
+        log_v = max(new, old) + math.log1p(math.exp(-abs(new - old)))
+        remembered *= math.exp(old - log_v)
+        log_g -= gamma * eta * math.exp(log_g - log_v / 2)
+        k += 1
+    assert 0.5 < k / time < 2
+    assert forgetting_time(beta2, 1e-6, norm).item() == pytest.approx(1 / (1 - beta2))
+
+
+def test_momentum_that_outlives_the_gradient_is_named() -> None:
+    norm = torch.tensor([2.0])
+    assert outliving(0.9, 0.1, norm).item() == pytest.approx(0.05 / -math.log(0.9))
+
+    def caution(rule: Rule, lr) -> str:
+        return predicted_limit(train(DATA, rule=rule, lr=lr, steps=2, compile=False), norm.expand(3)).caution
+
+    for rule in (Lion(), Muon(), Steepest(momentum=0.9)):
+        assert "take lr below" in caution(rule, 5.0)
+        assert not caution(rule, 1e-3)
+    assert not caution(Steepest(normalize=False, momentum=0.9), 5.0)
+    assert "forget" in caution(Adam(), 0.1)
+    assert not caution(Adam(eps=1e-8), 0.1)
+    assert not caution(Adam(), Decaying(0.1))

@@ -1,0 +1,124 @@
+"""Schedules, gradual pruning and language models in `transformer fit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attsvm import AttsvmError
+from attsvm.cli._app import app
+from attsvm.models import GPT
+from attsvm.transformer import Reached, Settings, evaluate, fit, load_model, synthetic_sentiment, tiny_images
+
+TEXTS = synthetic_sentiment(48, 20, length=16)
+SIZES = {"width": 16, "hidden": 24, "layers": 2, "heads": 2, "length": 16}
+COSINE = {"schedule": "cosine", "warmup": 0.2, "clip": 1.0, "loss": "mean"}
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(**({"optimizer": "adamw", "lr": 2e-3, "sizes": SIZES, "batch": 16, "epochs": 4} | changes))
+
+
+def test_the_rate_rises_and_falls_as_scheduled() -> None:
+    chosen = settings(**COSINE)
+    rates = [chosen.rate(step, 100) for step in range(100)]
+    assert rates[:20] == pytest.approx([2e-3 * (k + 1) / 21 for k in range(20)])
+    assert rates[20] == 2e-3 == max(rates)
+    assert rates[60] == pytest.approx(1e-3)  # half of the way down
+    assert 0 < rates[-1] < 1e-5
+    assert [settings(warmup=0.5).rate(k, 4) for k in range(4)] == pytest.approx([2e-3 / 3, 4e-3 / 3, 2e-3, 2e-3])
+
+
+def test_the_optimizer_steps_at_the_scheduled_rate() -> None:
+    # With sgd and a single step the change of a weight is lr times its gradient.
+    weights = []
+    for warmup in (0.0, 0.9):
+        chosen = settings(optimizer="sgd", epochs=1, batch=48, sizes=SIZES | {"dropout": 0.0}, warmup=warmup)
+        start = fit(TEXTS, settings(optimizer="sgd", lr=0.0, epochs=1, sizes=SIZES | {"dropout": 0.0})).model
+        weights.append([a - b for a, b in zip(fit(TEXTS, chosen).model.parameters(), start.parameters())])
+    for whole, part in zip(*weights):
+        torch.testing.assert_close(part, whole / 1.9, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["mirror-adam", "adamw"])
+@pytest.mark.parametrize("language", [False, True])
+def test_a_pruned_run_resumes_bit_for_bit(optimizer: str, language: bool, tmp_path: Path) -> None:
+    data = TEXTS.next_tokens() if language else TEXTS
+    chosen = settings(optimizer=optimizer, sparsity=0.8, stop=0.0, **COSINE)
+    straight = fit(data, chosen)
+    # never done before all zeros are made, at 75% of 12 steps
+    assert straight.stopped == "accuracy"
+    assert len(straight.history) == 3
+    assert straight.history[-1]["zeros"] == pytest.approx(0.8, abs=1e-3)
+    for step in (5, 7):
+
+        def killed(reached: Reached, step: int = step) -> None:
+            if reached.epoch * 3 + reached.batch == step:
+                raise InterruptedError
+
+        out = tmp_path / str(step)
+        with pytest.raises(InterruptedError):
+            fit(data, chosen, out=out, checkpoint_seconds=0, report=killed)
+        resumed = fit(data, chosen, out=out, checkpoint_seconds=0)
+        for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+    loaded = load_model(out)
+    for a, b in zip(straight.model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_planned_run_is_not_continued_for_longer(tmp_path: Path) -> None:
+    fit(TEXTS, settings(epochs=1, **COSINE), out=tmp_path)
+    with pytest.raises(AttsvmError, match="epochs 1, not 2"):
+        fit(TEXTS, settings(epochs=2, **COSINE), out=tmp_path)
+
+
+def test_settings_of_older_runs_are_as_they_were() -> None:
+    assert not {"schedule", "warmup", "clip", "sparsity"} & set(settings().to_dict())
+    assert settings(**COSINE).to_dict()["warmup"] == 0.2
+
+
+@pytest.mark.parametrize("wrong", [{"schedule": "linear"}, {"warmup": 1.0}, {"sparsity": 1.0}, {"clip": -1.0}])
+def test_wrong_schedules_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(AttsvmError, match=next(iter(wrong))):
+        settings(**wrong)
+
+
+def test_a_language_model_is_measured_by_the_token() -> None:
+    data = TEXTS.next_tokens()
+    fitted = fit(data, settings(epochs=1, **COSINE))
+    model = fitted.model
+    assert isinstance(model, GPT)
+    losses, right = [], []
+    for row in range(len(data.test)):
+        tokens = data.test.tokens[row, : int(data.test.lengths[row])].long()
+        with torch.no_grad():
+            logits = model(tokens[None, :-1])[0]
+        losses += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none").tolist()
+        right += (logits.argmax(-1) == tokens[1:]).tolist()
+    measured = evaluate(model, data.test)
+    assert measured["test_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert measured["test_accuracy"] == pytest.approx(sum(right) / len(right), rel=1e-6)
+
+
+def test_language_models_need_texts() -> None:
+    with pytest.raises(AttsvmError, match="images"):
+        tiny_images(8, 4).next_tokens()
+
+
+def test_the_command_prunes_a_gpt(tmp_path: Path) -> None:
+    small = ["--layers", "1", "--heads", "2", "--width", "16", "--hidden", "16", "--length", "16", "--epochs", "1"]
+    how = ["--model", "gpt", "--optimizer", "mirror-adam", "--p", "1.5", "--lr", "5e-3", "--loss", "mean"]
+    plan = ["--schedule", "cosine", "--warmup", "0.1", "--clip", "1", "--sparsity", "0.9"]
+    arguments = ["transformer", "fit", "synthetic", "--out", str(tmp_path), *small, *how, *plan, "--quiet"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "loss per token" in result.output
+    assert "90.0% of the matrices' entries are 0" in " ".join(result.output.split())
+    assert isinstance(load_model(tmp_path), GPT)
+    refused = CliRunner().invoke(app, ["transformer", "fit", "tiny-images", "--out", "x", *how[:6], "--lr", "1"])
+    assert refused.exit_code != 0
