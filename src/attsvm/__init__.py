@@ -64,17 +64,28 @@ from attsvm.svm import (
 )
 from attsvm.sweeps import sweep
 
-_SUBPACKAGES = ("embeddings", "experiments", "models", "optim", "plots", "report", "search", "text", "transformer")
+_SUBPACKAGES = (
+    "auditing",
+    "embeddings",
+    "experiments",
+    "models",
+    "optim",
+    "plots",
+    "report",
+    "search",
+    "text",
+    "transformer",
+)
 """Not needed by what is above, and some of them need more packages."""
-_SEARCH = ("basins", "cone_start", "falsify")
+_FUNCTIONS = {"audit": "auditing", "basins": "search", "cone_start": "search", "falsify": "search"}
 
 
 def __getattr__(name: str) -> Any:
     """`import attsvm` is enough for `attsvm.optim.MirrorAdam`; it is imported when it is asked for."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"attsvm.{name}")
-    if name in _SEARCH:
-        return getattr(importlib.import_module("attsvm.search"), name)
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"attsvm.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module 'attsvm' has no attribute {name!r}")
 
 

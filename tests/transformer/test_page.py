@@ -308,3 +308,32 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(AttsvmError, match=message):
             raise CliRunner().invoke(app, ["attention", *arguments, "--out", str(page)]).exception
+
+
+def test_the_page_of_a_synthetic_run_needs_no_tokenizer(pieces: Path, tmp_path: Path) -> None:
+    """Words are as dark as their attention, on one scale for all lines."""
+    from attsvm.transformer import class_attention, synthetic_probes
+
+    run, page = tmp_path / "run", tmp_path / "maps.html"
+    options = "layers=1 width=8 hidden=8 length=32 lr=1e-3 epochs=1"
+    fit = ["fit", "synthetic", *(part for pair in options.split() for part in f"--{pair}".split("="))]
+    assert CliRunner().invoke(app, [*fit, "--quiet", "--out", str(run)]).exit_code == 0
+    made = CliRunner().invoke(app, ["attention", str(run), "--out", str(page)])
+    assert made.exit_code == 0, made.output
+    probes, reviews = synthetic_probes()
+    text = page.read_text()
+    plain = re.sub(r"<[^>]*>", "", text)
+    assert all(review.text in plain for review in reviews)
+    for row, review in enumerate(reviews):
+        (at,) = probes.pivotal[row].nonzero().flatten().tolist()
+        assert review.text[slice(*probes.spans[row, at].tolist())] == review.word
+    found = class_attention(load_model(run), probes)
+    shown = re.findall(r'<span class="word[^>]*title="([^"]*)" style="background:rgba\(0,114,178,([^)]*)\)', text)
+    shares = [w for row, spans in zip(found["attention"], found["spans"]) for w, (a, b) in zip(row, spans) if a < b]
+    assert len(shown) == len(shares)
+    for (title, opacity), share in zip(shown, shares):
+        assert float(title) == pytest.approx(share, abs=6e-4)
+        assert float(opacity) == pytest.approx(0.85 * share, abs=6e-3)
+    one = pieces / f"{MD[0]}-seed0.json"
+    with pytest.raises(AttsvmError, match="a page of their own"):
+        raise CliRunner().invoke(app, ["attention", str(run), str(one), "--out", str(page)]).exception

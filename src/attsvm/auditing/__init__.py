@@ -2,7 +2,9 @@
 
 from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, Audit, Head, audit
 from attsvm.auditing._cut import Cut, HeadCut, certify_change, largest_pruning, pruning, quantisation
+from attsvm.auditing._load import checkpoints, has_tokenizer, load_hugging_face, load_tokenizer
 from attsvm.auditing._rules import RULES, RuleHead, audit_rule
+from attsvm.auditing._steps import Steps, audit_steps
 
 __all__ = [
     "MEASURES",
@@ -14,10 +16,16 @@ __all__ = [
     "Head",
     "HeadCut",
     "RuleHead",
+    "Steps",
     "audit",
     "audit_rule",
+    "audit_steps",
     "certify_change",
+    "checkpoints",
+    "has_tokenizer",
     "largest_pruning",
+    "load_hugging_face",
+    "load_tokenizer",
     "pruning",
     "quantisation",
 ]

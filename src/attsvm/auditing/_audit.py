@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 from attsvm.auditing._inputs import Document, Inputs
 from attsvm.auditing._page import write_audit_page
-from attsvm.auditing._problems import Solved, head_problem, solve_all, token_problem
+from attsvm.auditing._problems import Problem, Solved, head_problem, solve_all, token_problem
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
 from attsvm.captures import capture
@@ -22,7 +22,6 @@ from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
-from attsvm.progress import Tell
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -46,6 +45,8 @@ MEASURES = {
 """What the numbers of a head mean."""
 NOT_SHARES = ("entropy", "margin", "norm", "stable_rank")
 """Measures that are no numbers between 0 and 1."""
+CANDIDATES = 4
+"""Sampled queries for one of a margin problem: not all of them select."""
 SHOWN = 6
 """Support tokens of a head that are kept with their texts."""
 WEIGHT = 0.01
@@ -182,7 +183,7 @@ def audit(
     saturated: float = 0.9,
     selects: float = 0.5,
     seed: int = 0,
-    tell: Tell | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> Audit:
     """Audit every head of a model on texts.
 
@@ -196,7 +197,8 @@ def audit(
         name: of the model, for the page.
         length: longest text in tokens; the rest is cut off. 512, or what the model takes.
         batch: texts per forward pass.
-        queries: how many queries, spread over the texts, are candidates for the margin problems of a head.
+        queries: most queries of a head's margin problems. They are those that select of four times as many, which are
+            spread over the texts.
         competitors: how many tokens, those of the next largest logits, the selected one is compared with.
         norms: of the margin problems.
         saturated: attention on one token from which a query counts as saturated.
@@ -210,7 +212,10 @@ def audit(
         if as_real(what, share, 0.0) > 1:
             raise AttsvmError(f"{what} must be between 0 and 1, but got {share}.")
     inputs = Inputs(model, tokenizer, texts, length)
-    plan = make_plan(inputs, as_count("queries", queries), as_count("competitors", competitors), saturated, seed)
+    model = inputs.model
+    plan = make_plan(
+        inputs, CANDIDATES * as_count("queries", queries), as_count("competitors", competitors), saturated, seed
+    )
     stream = Stream(inputs, plan)
     with evaluated(model):
         weights = probe(model, inputs.batch([0], PROBE) if inputs.documents else next(inputs.batches(1)))
@@ -225,7 +230,9 @@ def audit(
                     tell(done)
     if not stream.sites:
         raise AttsvmError("the model must compute softmax attention, but none was seen in its forward pass.")
-    heads = [head for site in stream.sites.values() for head in _heads(site, weights.get(site.name), norms, selects)]
+    heads = [
+        head for site in stream.sites.values() for head in _heads(site, weights.get(site.name), norms, selects, queries)
+    ]
     kept = {fact["document"] for head in heads for fact in head.support}
     return Audit(
         model=name or type(model).__name__,
@@ -263,7 +270,7 @@ class evaluated:
     def __enter__(self) -> None:
         self.model.eval()
         kind = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-        if isinstance(kind, str) and kind not in ("eager", "sdpa"):  # the same numbers from a kernel that is seen
+        if isinstance(kind, str) and ("flash" in kind or "flex" in kind):  # the same numbers, where they can be seen
             self.attention = kind
             self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
 
@@ -273,9 +280,9 @@ class evaluated:
             self.model.set_attn_implementation(self.attention)  # type: ignore[operator]
 
 
-def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: float) -> list[Head]:
-    own = head_problem(site, selects)
-    of_tokens = token_problem(site, weights, selects)
+def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: float, most: int) -> list[Head]:
+    own = head_problem(site, selects, most)
+    of_tokens = token_problem(site, weights, selects, most)
     solved = {
         "head": solve_all(own, tuple(dict.fromkeys(("l2", *norms)))),
         "tokens": solve_all(of_tokens, norms),
@@ -308,7 +315,7 @@ def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: f
                 one_W=weights is not None and weights.alike,
                 problems=problems,
                 selecting=0 if own is None else int(own.present[head].any(-1).sum()),
-                support=[] if l2 is None else _support(site, l2, head),
+                support=[] if own is None or l2 is None else _support(site, own, l2, head),
             )
         )
     return found
@@ -318,7 +325,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _support(site: Site, solved: Solved, head: int) -> list[dict[str, Any]]:
+def _support(site: Site, problem: Problem, solved: Solved, head: int) -> list[dict[str, Any]]:
     """The rows with the largest multipliers, at most one per query, with their places in the texts."""
     solution = solved.solution
     if not bool(solution.norm[head].isfinite()):
@@ -330,7 +337,7 @@ def _support(site: Site, solved: Solved, head: int) -> list[dict[str, Any]]:
     for q in best.argsort(descending=True)[:SHOWN].tolist():
         if best[q] <= 0:
             break
-        rows, n = places[q]
+        rows, n = places[int(problem.query[head, q])]
         found.append(_shown(rows, n, head, int(which[q]), float(best[q] / best.sum())))
     return found
 

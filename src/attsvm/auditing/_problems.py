@@ -36,6 +36,17 @@ class Problem:
     """(H, c, d) and"""
     right: Tensor
     """(H, c, e): W = leftᵀ right"""
+    query: Tensor
+    """(H, Q) which of the sampled queries they are"""
+
+    @staticmethod
+    def of(A: Tensor, Z: Tensor, present: Tensor, left: Tensor, right: Tensor, most: int) -> Problem:
+        """The first `most` queries of every head that have rows."""
+        has_rows = present.any(-1)
+        query = has_rows.int().argsort(dim=1, descending=True, stable=True)[:, : min(most, int(has_rows.sum(1).max()))]
+        at = torch.arange(len(A))[:, None]
+        present = present[at, query]
+        return Problem(A[at, query].masked_fill(~present[..., None], 0.0), Z[at, query], present, left, right, query)
 
     def own_margins(self) -> Tensor:
         """aᵀ W z of every row, (H, Q, R)."""
@@ -92,7 +103,7 @@ class Solved:
         }
 
 
-def head_problem(site: Site, selects: float) -> Problem | None:
+def head_problem(site: Site, selects: float, most: int) -> Problem | None:
     """Rows (k_o − k_t) ⊗ q of queries with the weight `selects` on o; the head's own W is a multiple of the identity.
 
     A bias of the logits becomes one more coordinate: its difference in a, 1 in z, 1 in W.
@@ -111,10 +122,10 @@ def head_problem(site: Site, selects: float) -> Problem | None:
             A, q = torch.cat([A, gap[..., None]], -1), torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)
             own = torch.block_diag(own, torch.ones(1, 1, dtype=torch.float64))
     eye = torch.eye(len(own), dtype=torch.float64).expand(len(q), -1, -1)
-    return Problem(A.masked_fill(~present[..., None], 0.0), q, present, eye, own.expand(len(q), -1, -1))
+    return Problem.of(A, q, present, eye, own.expand(len(q), -1, -1), most)
 
 
-def token_problem(site: Site, weights: Weights | None, selects: float) -> Problem | None:
+def token_problem(site: Site, weights: Weights | None, selects: float, most: int) -> Problem | None:
     """Rows (x_o − x_t) ⊗ x for W_QK, over what the linear maps read; None where no one W makes the logits."""
     if weights is None or not weights.alike or not site.rows:
         return None
@@ -131,7 +142,7 @@ def token_problem(site: Site, weights: Weights | None, selects: float) -> Proble
         a = torch.cat([a, a.new_zeros(*a.shape[:-1], 1)], -1)
     z = z.expand(site.heads, -1, -1)
     present = _present(site, selects)
-    return Problem(a.masked_fill(~present[..., None], 0.0), z, present, A_k, weights.scale * A_q)
+    return Problem.of(a, z, present, A_k, weights.scale * A_q, most)
 
 
 def solve_all(problem: Problem | None, norms: Sequence[str]) -> dict[str, Solved]:

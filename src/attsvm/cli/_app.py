@@ -9,8 +9,9 @@ import torch
 import typer
 
 from attsvm._version import __version__
+from attsvm.cli._audit import audit_command
 from attsvm.cli._data import app as data_app
-from attsvm.cli._report import report_command
+from attsvm.cli._report import figures_command, report_command
 from attsvm.cli._reproduce import new_experiment_command, reproduce_command
 from attsvm.cli._solve import solve_command
 from attsvm.cli._text import app as text_app
@@ -33,11 +34,13 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(transformer_app, name="transformer")
 app.add_typer(text_app, name="text")
+app.command("audit")(audit_command)
 app.command("solve")(solve_command)
 app.command("train")(train_command)
 app.command("verdict")(verdict_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
+app.command("figures")(figures_command)
 app.command("new-experiment")(new_experiment_command)
 
 

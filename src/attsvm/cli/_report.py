@@ -40,6 +40,27 @@ def report_command(
         webbrowser.open(out.resolve().as_uri())
 
 
+def figures_command(
+    runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
+    experiments: Annotated[
+        list[Path] | None, typer.Argument(help="Files of your own experiments in it, ./mine.py.", show_default=False)
+    ] = None,
+    style: Annotated[
+        str, typer.Option(help="paper: a column or a page; slides: half a slide or a whole one.")
+    ] = "paper",
+    out: Annotated[Path, typer.Option(help="Folder for the figures, as PDF and SVG.")] = Path("figures"),
+) -> None:
+    """Write the figures of all experiments in a folder as vector graphics for a paper or a talk."""
+    from attsvm.experiments import load_experiments
+    from attsvm.plots import find_style
+    from attsvm.report import export_figures, gather
+
+    find_style(style)
+    own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
+    written = export_figures(gather(runs, own), out, style)
+    console().print(f"wrote {len(written)} files to {out}", highlight=False)
+
+
 def _has_display() -> bool:
     """Without one, Python would open a browser inside the terminal."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

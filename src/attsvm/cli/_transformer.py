@@ -228,12 +228,24 @@ def attention_command(
         bool, typer.Option("--best", help="The weights of the epoch with the best test accuracy, not the last.")
     ] = False,
 ) -> None:
-    """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides."""
+    """Show where [CLS] looks in 120 short reviews, and how much of it is on the word that decides.
+
+    Runs on synthetic reviews need no tokenizer: they are shown 60 new reviews of their own kind.
+    """
     from attsvm.experiments.transformers import read_result
     from attsvm.models import TextTransformer
-    from attsvm.transformer import class_attention, encode_probes, load_model, write_attention_page
+    from attsvm.transformer import (
+        WORDS,
+        class_attention,
+        encode_probes,
+        load_model,
+        pivotal_reviews,
+        synthetic_probes,
+        write_attention_page,
+    )
 
-    probes = None if tokenizer is None else encode_probes(tokenizer)
+    probes, reviews = None if tokenizer is None else encode_probes(tokenizer), pivotal_reviews()
+    synthetic = 0
     found: dict[str, Any] = {}
     without: list[str] = []
     short = [place.resolve().stem if place.suffix == ".json" else place.resolve().name for place in runs]
@@ -248,15 +260,21 @@ def attention_command(
             else:
                 without.append(name)
             continue
-        if probes is None:
-            raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
-        model = load_model(place, best=best, tokenizer=probes.tokenizer)
+        model = load_model(place, best=best, tokenizer=probes.tokenizer if probes else "")
         if not isinstance(model, TextTransformer):
             raise AttsvmError(f"{place} must be a run that classifies texts, but it is one of {type(model).__name__}.")
+        if tokenizer is None:
+            if len(model.words.weight) != len(WORDS):
+                raise AttsvmError(f"--tokenizer must name the tokenizer.json that {place} was trained with.")
+            synthetic += 1
+            probes, reviews = synthetic_probes()
+        assert probes is not None
         found[name + ", best epoch" * best] = class_attention(model, probes)
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
-    write_attention_page(out, found)
+    if synthetic not in (0, len(found)):
+        raise AttsvmError("runs on synthetic reviews have words of their own: give them a page of their own.")
+    write_attention_page(out, found, reviews)
     console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}", highlight=False)
     if without:
         names = ", ".join(without)

@@ -14,6 +14,7 @@ from attsvm.plots._common import (
     styled,
 )
 from attsvm.plots._separation import Solution, separation_figure
+from attsvm.plots._styles import STYLES, find_style, restyle
 from attsvm.plots._training import weight_figure
 
 __all__ = [
@@ -23,12 +24,15 @@ __all__ = [
     "PURPLE",
     "SKY",
     "STYLE",
+    "STYLES",
     "VERMILION",
     "Solution",
     "draw_curves",
     "draw_matrix",
+    "find_style",
     "new_figure",
     "own_axes",
+    "restyle",
     "save_figure",
     "separation_figure",
     "styled",

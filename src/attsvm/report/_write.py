@@ -44,15 +44,17 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
     write_page(out, page)
 
 
-def export_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """Every figure as PDF and SVG."""
-    from attsvm.plots import save_figure
+def export_figures(sections: Sequence[Section], folder: Path, style: str | None = None) -> list[Path]:
+    """Every figure as PDF and SVG; in a style ("paper", "slides") the figures keep its size and fonts."""
+    from attsvm.plots import restyle, save_figure
 
     make_folder(folder)
     written = []
     for section in sections:
         if section.figure is not None:
             paths = [folder / f"{section.experiment.id}.{ending}" for ending in ("pdf", "svg")]
+            if style is not None:
+                restyle(section.figure, style)
             save_figure(section.figure, *paths)
             written += paths
     return written

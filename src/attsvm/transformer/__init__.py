@@ -17,7 +17,7 @@ from attsvm.transformer._measure import (
 from attsvm.transformer._page import write_attention_page
 from attsvm.transformer._pivotal import Probes, encode_probes, load_probes, pivotal_reviews
 from attsvm.transformer._settings import OPTIMIZERS, SCHEDULES, Settings, make_model, make_optimizer, make_pruning
-from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
+from attsvm.transformer._synthetic import WORDS, synthetic_probes, synthetic_sentiment, tiny_images
 
 __all__ = [
     "BEST",
@@ -27,6 +27,7 @@ __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
     "SHARES",
+    "WORDS",
     "Data",
     "Fitted",
     "Images",
@@ -53,6 +54,7 @@ __all__ = [
     "pruned",
     "pruning_curve",
     "save_data",
+    "synthetic_probes",
     "synthetic_sentiment",
     "tiny_images",
     "weight_summary",

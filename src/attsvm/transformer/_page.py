@@ -1,9 +1,8 @@
-"""A page of short reviews in which a word is the darker the more [CLS] attends to it, one line per model; opens
-offline."""
+"""A page of short reviews in which a word is as dark as [CLS] attends to it, one line per model; opens offline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,21 @@ from attsvm.errors import AttsvmError
 from attsvm.pages import render, write_page
 from attsvm.transformer._pivotal import Review, pivotal_reviews
 
+_DARKEST = 0.85
+"""Opacity of a word with all of the attention: it can still be read."""
 
-def write_attention_page(path: str | Path, models: Mapping[str, Mapping[str, Any]]) -> None:
+
+def write_attention_page(
+    path: str | Path, models: Mapping[str, Mapping[str, Any]], reviews: Sequence[Review] | None = None
+) -> None:
     """Write the page.
 
     Args:
         path: the .html file.
         models: results of :func:`class_attention` by name, all for the same reviews.
+        reviews: those reviews; the pivotal ones unless others are given, such as those of `synthetic_probes`.
     """
-    reviews = pivotal_reviews()
+    reviews = pivotal_reviews() if reviews is None else reviews
     if not models:
         raise AttsvmError("the page needs the attention of at least one model.")
     for name, probes in models.items():
@@ -30,7 +35,7 @@ def write_attention_page(path: str | Path, models: Mapping[str, Mapping[str, Any
             raise AttsvmError(f"{name} must have attention for {len(reviews)} reviews, but has it for {count}.")
     page = render(
         "transformer/attention.html",
-        summary=[_summary(name, probes) for name, probes in models.items()],
+        summary=[_summary(name, probes, reviews) for name, probes in models.items()],
         reviews=[
             {
                 "label": review.label,
@@ -42,12 +47,12 @@ def write_attention_page(path: str | Path, models: Mapping[str, Mapping[str, Any
     write_page(path, page)
 
 
-def _summary(name: str, probes: Mapping[str, Any]) -> dict[str, Any]:
-    labels = np.array([review.label for review in pivotal_reviews()])
+def _summary(name: str, probes: Mapping[str, Any], reviews: Sequence[Review]) -> dict[str, Any]:
+    labels = np.array([review.label for review in reviews])
     return {
         "name": name,
         "share": np.mean(probes["pivotal"]),
-        "first": np.mean([_is_top(probes, number, review) for number, review in enumerate(pivotal_reviews())]),
+        "first": np.mean([_is_top(probes, number, review) for number, review in enumerate(reviews)]),
         "right": ((np.asarray(probes["positive"]) > 0.5) == labels).mean(),
     }
 
@@ -74,15 +79,12 @@ def _is_top(probes: Mapping[str, Any], number: int, review: Review) -> bool:
 
 def _line(name: str, probes: Mapping[str, Any], number: int, review: Review) -> dict[str, Any]:
     words, special = _shares(probes, number, review.text)
-    top = max(share for _, _, share in words) or 1.0
     parts: list[dict[str, Any]] = []
     at = 0
     for start, stop, share in words:
         pivotal = start < review.stop and review.start < stop
         parts.append({"text": review.text[at:start], "share": None})
-        parts.append(
-            {"text": review.text[start:stop], "share": share, "pivotal": pivotal, "colour": 0.75 * share / top}
-        )
+        parts.append({"text": review.text[start:stop], "share": share, "pivotal": pivotal, "colour": _DARKEST * share})
         at = stop
     parts.append({"text": review.text[at:], "share": None})
     share, positive = probes["pivotal"][number], probes["positive"][number]

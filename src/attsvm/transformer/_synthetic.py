@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from attsvm.checks import as_count
 from attsvm.transformer._data import Data, Texts, image_data
+from attsvm.transformer._pivotal import Probes, Review
 
 _SPECIAL = "[PAD] [CLS] [SEP]"
 _FILLERS = (
@@ -37,6 +39,25 @@ def synthetic_sentiment(train: int = 512, test: int = 256, *, length: int = 24, 
         offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])])
         splits.append(Texts.ragged(np.concatenate(sequences), offsets, labels))
     return Data(splits[0], splits[1], classes=2, vocabulary=len(WORDS))
+
+
+def synthetic_probes(count: int = 60, *, seed: int = 1) -> tuple[Probes, tuple[Review, ...]]:
+    """Synthetic reviews that nothing was trained on, as texts and as tokens, with the word that decides."""
+    split = synthetic_sentiment(16, as_count("count", count, least=2), seed=seed).test
+    assert isinstance(split, Texts)
+    spans, reviews = torch.zeros(*split.tokens.shape, 2, dtype=torch.int64), []
+    for row, (tokens, length, label) in enumerate(zip(split.tokens.tolist(), split.lengths.tolist(), split.labels)):
+        at, start, stop = 0, 0, 0
+        for place in range(1, length - 1):
+            word = WORDS[tokens[place]]
+            spans[row, place] = torch.tensor([at, at + len(word)])
+            if tokens[place] >= PIVOTS:
+                start, stop = at, at + len(word)
+            at += len(word) + 1
+        text = " ".join(WORDS[token] for token in tokens[1 : length - 1])
+        reviews.append(Review(text, start, stop, int(label)))
+    probes = Probes(split.tokens.long(), split.lengths, split.tokens >= PIVOTS, spans)
+    return probes, tuple(reviews)
 
 
 def tiny_images(train: int = 256, test: int = 128, *, size: int = 8, seed: int = 0) -> Data:

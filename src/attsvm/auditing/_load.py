@@ -1,0 +1,74 @@
+"""Models and tokenizers of Hugging Face in local folders. Nothing is fetched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attsvm.errors import AttsvmError
+from attsvm.files import PathLike, one_line
+from attsvm.tokenizers import open_tokenizer
+
+CONFIG = "config.json"
+WEIGHTS = ("*.safetensors", "*.bin")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+
+
+def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, bool]:
+    """The model of a folder with config.json and weights; of a config alone, one with random weights, and True."""
+    path = Path(place)
+    folder = path.parent if path.is_file() else path
+    if not (folder / CONFIG).is_file():
+        raise AttsvmError(f"{path} must be a folder with a model of Hugging Face, but it has no {CONFIG}.")
+    try:
+        from transformers import AutoConfig, AutoModel  # pyright: ignore[reportPrivateImportUsage]
+        from transformers.utils import logging
+    except ImportError as error:
+        raise AttsvmError("models of Hugging Face need transformers: pip install transformers.") from error
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        if path.is_dir() and any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+            return AutoModel.from_pretrained(folder, local_files_only=True), False
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)), True
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise AttsvmError(f"{path} is not a model that transformers can load: {one_line(error)}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(place: PathLike) -> Any:
+    """The tokenizer of a folder, or of a tokenizer.json."""
+    path = Path(place)
+    if not any((path / name).is_file() for name in TOKENIZERS[1:]):
+        return open_tokenizer(path)
+    try:
+        from transformers import AutoTokenizer  # pyright: ignore[reportPrivateImportUsage]
+
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except ImportError as error:
+        raise AttsvmError("tokenizers of Hugging Face need transformers: pip install transformers.") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise AttsvmError(f"{path} has no tokenizer that transformers can load: {one_line(error)}") from error
+
+
+def has_tokenizer(place: PathLike) -> bool:
+    return any((Path(place) / name).is_file() for name in TOKENIZERS)
+
+
+def checkpoints(place: PathLike) -> list[tuple[int, Path]]:
+    """The folders checkpoint-500, step500, … of a training run with their steps, the first step first."""
+    path = Path(place)
+    found = []
+    for folder in sorted(path.iterdir()) if path.is_dir() else ():
+        number = re.fullmatch(r"(?:checkpoint|step|epoch)[-_]?(\d+)", folder.name)
+        if number and folder.is_dir():
+            found.append((int(number[1]), folder))
+    return sorted(found)

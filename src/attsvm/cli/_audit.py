@@ -1,0 +1,242 @@
+"""`attsvm audit`: what every head of a model selects, how sure it is, and what may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from attsvm.checks import as_device
+from attsvm.cli._common import console
+from attsvm.errors import AttsvmError
+from attsvm.progress import progress_bar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attsvm.auditing import Audit
+
+OWN_RUN = "checkpoint.safetensors"
+"""What a folder of `attsvm transformer fit` has."""
+
+
+class RuleName(StrEnum):
+    previous = "previous"
+    first = "first"
+    self = "self"
+    induction = "induction"
+
+
+def audit_command(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder with a model of Hugging Face (a config.json alone: random weights), with checkpoints of one "
+            "(checkpoint-500, …), or of attsvm transformer fit.",
+            show_default=False,
+        ),
+    ],
+    texts: Annotated[
+        str,
+        typer.Option(
+            help="Texts: .txt with one per line, .parquet, .csv or .jsonl; for models of transformer fit also what "
+            "they are trained on (tokens in .npz, synthetic, tiny-images).",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for audit.html, audit.json and heads.parquet.", show_default=False)],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, or the folder of a tokenizer; the model's own folder.")
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "text",
+    limit: Annotated[int, typer.Option(min=1, help="Most texts.")] = 1000,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Longest text in tokens.", show_default="512, or what the model takes")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 8,
+    queries: Annotated[int, typer.Option(min=1, help="Most queries of a margin problem.")] = 16,
+    competitors: Annotated[int, typer.Option(min=1, help="Tokens that the selected one is compared with.")] = 4,
+    norms: Annotated[
+        str, typer.Option(help="Norms of the margin problems; empty for none.")
+    ] = "l2,nuclear,spectral,linf",
+    prune: Annotated[float | None, typer.Option(min=0, max=1, help="Certify that this share may be pruned.")] = None,
+    bits: Annotated[int | None, typer.Option(min=2, max=16, help="Certify that this many bits are enough.")] = None,
+    flips: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Find the largest pruning that flips this share of selections.")
+    ] = None,
+    rule: Annotated[
+        RuleName | None, typer.Option(help="Ask whether heads could follow a rule, with what margin.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries, and of random weights.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
+) -> None:
+    """Audit every head of a model: selections, margins, max-margin solutions, and what may be cut."""
+    from attsvm.auditing import audit, audit_steps, checkpoints
+
+    as_device(device)
+    if prune is not None and bits is not None:
+        raise AttsvmError("--prune and --bits are two changes of the weights: ask for one of them.")
+    steps = checkpoints(model)
+    if steps and (prune, bits, flips, rule) != (None,) * 4:
+        raise AttsvmError(f"--prune, --bits, --flips and --rule are for one model, but {model} holds checkpoints.")
+    read, words = _texts(model, texts, tokenizer, column, limit, length, batch)
+    settings: dict[str, Any] = {
+        "length": length if words is not None else None,
+        "batch": batch,
+        "queries": queries,
+        "competitors": competitors,
+        "norms": [norm for norm in norms.split(",") if norm],
+        "seed": seed,
+    }
+    total = (max(1, len(steps)) * -(-len(read) // batch)) if words is not None else len(read)
+    with progress_bar(not quiet, 0, total, "reading texts") as tell:
+        if steps:
+            pairs = _loaded(steps, device, seed, tell, total)
+            found_steps = audit_steps(pairs, words, read, name=model.resolve().name, **settings)
+            found_steps.save(out)
+            found = found_steps.audits[-1][1]
+            _print(found, out, f"{len(steps)} checkpoints; over steps: {out / 'steps.html'}")
+            return
+        network, note = _model(model, seed)
+        network = network.to(device)
+        found = audit(network, words, read, name=model.resolve().name, tell=tell, **settings)
+    found, more = _asked(found, network, words, read, settings["length"], batch, prune, bits, flips, rule)
+    found.save(out)
+    _print(found, out, *note, *more)
+
+
+def _loaded(
+    steps: list[tuple[int, Path]], device: str, seed: int, tell: Any, total: int
+) -> Iterator[tuple[int, nn.Module]]:
+    for done, (step, folder) in enumerate(steps):
+        tell(done * total / len(steps), f"step {step}")
+        yield step, _model(folder, seed)[0].to(device)
+    tell(total)
+
+
+def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
+    if (place / OWN_RUN).is_file():
+        from attsvm.transformer import load_model
+
+        return load_model(place), []
+    from attsvm.auditing import load_hugging_face
+
+    network, random = load_hugging_face(place, seed)
+    return network, [f"{place} has no weights: these are random"] if random else []
+
+
+def _texts(
+    model: Path, source: str, tokenizer: Path | None, column: str, limit: int, length: int | None, batch: int
+) -> tuple[list[Any], Any]:
+    """Texts and their tokenizer; or token numbers; or batches of images, without one."""
+    from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer
+    from attsvm.tables import read_texts
+
+    if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
+        from attsvm.transformer import Texts, load_data
+
+        split = load_data(source, length=length or 512).test
+        if isinstance(split, Texts):
+            rows = zip(split.tokens[:limit], split.lengths[:limit].tolist())
+            return [row[:count].tolist() for row, count in rows], None
+        parts = [split.take(part)[0] for part in split.batches(batch)[: -(-limit // batch)]]
+        return parts, None
+    path = Path(source)
+    if path.suffix == ".txt":
+        if not path.is_file():
+            raise AttsvmError(f"{path} is not a file.")
+        read = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    else:
+        read = read_texts(source, text=column, label=None).texts
+    if not read:
+        raise AttsvmError(f"{path} must have at least one text, but it is empty.")
+    folders = [model, *(folder for _, folder in checkpoints(model))]
+    place = tokenizer or next((folder for folder in folders if has_tokenizer(folder)), None)
+    if place is None:
+        raise AttsvmError(f"--tokenizer must name the tokenizer of the texts: {model} has none.")
+    return read[:limit], load_tokenizer(place)
+
+
+def _asked(
+    found: Audit,
+    network: nn.Module,
+    words: Any,
+    read: list[Any],
+    length: int | None,
+    batch: int,
+    prune: float | None,
+    bits: int | None,
+    flips: float | None,
+    rule: RuleName | None,
+) -> tuple[Audit, list[str]]:
+    from attsvm.auditing import audit_rule, certify_change, largest_pruning, pruning, quantisation
+
+    said: list[str] = []
+    if prune is not None or bits is not None:
+        change = pruning(prune) if prune is not None else quantisation(bits or 2)
+        name = f"pruning {prune:.0%}" if prune is not None else f"{bits} bits"
+        cut = certify_change(network, words, read, change, length=length, batch=batch)
+        found = found.with_measures(
+            {(head.layer, head.head): {"certified": head.certified, "flipped": head.flipped} for head in cut.heads},
+            {
+                "certified": f"share of selections that {name} provably does not flip",
+                "flipped": f"share of selections that {name} flips",
+            },
+        )
+        said.append(f"{name}: {cut.certified:.1%} of the selections cannot flip, {cut.flipped:.1%} do")
+    if flips is not None:
+        share, tried = largest_pruning(network, words, read, flips, length=length, batch=batch)
+        at = dict(tried).get(share, 0.0)
+        said.append(
+            f"largest uniform pruning that flips at most {flips:.1%}: {share:.1%} of the weights ({at:.1%} flip)"
+        )
+    if rule is not None:
+        heads = audit_rule(network, words, read, rule.value, length=length)
+        found = found.with_measures(
+            {
+                (head.layer, head.head): {
+                    "follows": head.follows,
+                    "separable": float(head.status == "solved"),
+                    **({} if head.efficiency is None else {"rule_efficiency": head.efficiency}),
+                }
+                for head in heads
+            },
+            {
+                "follows": f"share of sampled queries that select by the rule “{rule.value}”",
+                "separable": f"1 if some W selects by the rule “{rule.value}” on all sampled queries",
+                "rule_efficiency": f"own margin for the rule “{rule.value}” over the largest one",
+            },
+        )
+        best = max(heads, key=lambda head: head.follows, default=None)
+        if best is None:
+            raise AttsvmError(f"no attention of the model sees the tokens of the rule {rule.value}.")
+        apart = sum(head.status == "solved" for head in heads)
+        said.append(
+            f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {best.layer}, head {best.head} follows it "
+            f"most often, {best.follows:.0%} of {best.queries} queries"
+        )
+    return found, said
+
+
+def _print(found: Audit, out: Path, *notes: str) -> None:
+    table = Table(title=f"{found.model}: mean over the heads of a layer", title_justify="left")
+    names = ("saturated", "entropy", "sink", "margin", "stable_rank")
+    table.add_column("layer")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for layer in found.layers:
+        heads = [head for head in found.heads if head.layer == layer]
+        cells = []
+        for name in names:
+            values = [head.measures[name] for head in heads if name in head.measures]
+            cells.append(f"{sum(values) / len(values):.3g}" if values else "–")
+        table.add_row(layer, *cells)
+    console().print(table)
+    for note in notes:
+        console().print(note, highlight=False, soft_wrap=True)
+    console().print(f"wrote {out / 'audit.html'}, audit.json and heads.parquet", highlight=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""`attsvm audit` as a user types it, and the models that it finds in folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_tokenizer import write_tokenizer
+
+import attsvm
+from attsvm.auditing import audit_steps, checkpoints
+from attsvm.cli import main
+from attsvm.models import GPT
+
+transformers = pytest.importorskip("transformers")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "the", "film", "was", "good", "bad", ",", "."]
+TEXTS = ["the film was good .", "bad , bad film", "the good , the bad , the film ."]
+
+
+def save_bert(folder: Path, size: float) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=16))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.copy_(size * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    write_tokenizer(folder, WORDS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli-audit")
+    save_bert(folder / "model", 1.0)
+    for step, size in ((2, 0.1), (10, 1.0)):
+        save_bert(folder / "run" / f"checkpoint-{step}", size)
+    (folder / "config").mkdir()
+    (folder / "config" / "config.json").write_text((folder / "model" / "config.json").read_text())
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n\n")
+    return folder
+
+
+@pytest.fixture
+def type_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Callable[..., str]:
+    def type_in(*arguments: str, fails: bool = False) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setattr("sys.argv", ["attsvm", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert bool(end.value.code) == fails, end.value.code
+        return str(end.value.code) if fails else " ".join(capfdbinary.readouterr().out.decode().split())
+
+    return type_in
+
+
+def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
+    asked = ("--prune", "0.3", "--flips", "0.1", "--rule", "previous", "--queries", "12", "--quiet")
+    said = type_in("audit", "model", "--texts", "texts.txt", "--out", "out", *asked)
+    assert "pruning 30%:" in said
+    assert "largest uniform pruning that flips at most 10.0%:" in said
+    assert "rule previous: separable in" in said
+    facts = json.loads((folder / "out" / "audit.json").read_text())
+    table = parquet.read_table(folder / "out" / "heads.parquet").to_pylist()
+    assert len(table) == len(facts["heads"]) == 4
+    tokens = sum(len(text.split()) + 2 for text in TEXTS)
+    assert facts["tokens"] == tokens
+    for row, head in zip(table, facts["heads"]):
+        assert row["queries"] == head["queries"] == tokens
+        assert 0 <= row["certified"] <= 1 - row["flipped"]
+        assert set(head["problems"]) == {"head", "tokens"}
+        assert set(head["problems"]["head"]) == {"l2", "nuclear", "spectral", "linf"}
+    page = (folder / "out" / "audit.html").read_text()
+    assert "provably does not flip" in page
+
+
+def test_a_config_alone_has_random_weights(type_in: Callable[..., str]) -> None:
+    options = ("--norms", "l2", "--quiet", "--tokenizer", "model/tokenizer.json")
+    said = type_in("audit", "config", "--texts", "texts.txt", "--out", "random", *options)
+    assert "config has no weights: these are random" in said
+
+
+def test_checkpoints_along_training(folder: Path, type_in: Callable[..., str]) -> None:
+    assert [step for step, _ in checkpoints(folder / "run")] == [2, 10]
+    said = type_in("audit", "run", "--texts", "texts.txt", "--out", "steps", "--norms", "l2", "--quiet")
+    assert "2 checkpoints" in said
+    rows = parquet.read_table(folder / "steps" / "steps.parquet").to_pylist()
+    assert [row["step"] for row in rows] == [2] * 4 + [10] * 4
+    norms = {step: sum(row["norm"] for row in rows if row["step"] == step) for step in (2, 10)}
+    assert norms[10] == pytest.approx(100 * norms[2], rel=1e-3)  # W_QK is a product of two weights
+    assert (folder / "steps" / "steps.html").is_file()
+    assert json.loads((folder / "steps" / "audit.json").read_text())["model"] == "run"
+
+
+def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str]) -> None:
+    sizes = {"layers": 1, "heads": 2, "width": 8, "hidden": 8, "epochs": 1, "lr": 1e-3, "optimizer": "adam"}
+    small = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    for kind, heads in (("synthetic", 2), ("tiny-images", 2)):
+        type_in("transformer", "fit", kind, "--out", f"own-{kind}", *small, "--quiet")
+        out = f"audit-{kind}"
+        type_in("audit", f"own-{kind}", "--texts", kind, "--limit", "6", "--norms", "", "--out", out, "--quiet")
+        assert len(json.loads((folder / out / "audit.json").read_text())["heads"]) == heads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere", "--texts", "texts.txt"), "needs|must name the tokenizer"),
+        (("model", "--texts", "nothing.txt"), "is not a file"),
+        (("config", "--texts", "texts.txt"), "--tokenizer must name"),
+        (("model", "--texts", "texts.txt", "--prune", "0.1", "--bits", "4"), "one of them"),
+        (("run", "--texts", "texts.txt", "--prune", "0.1"), "holds checkpoints"),
+        (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...], words: str, type_in: Callable[..., str]) -> None:
+    import re
+
+    assert re.search(words, type_in("audit", *arguments, "--out", "x", "--quiet", fails=True))
+
+
+def test_steps_of_models_in_memory() -> None:
+    def made(size: float) -> GPT:
+        torch.manual_seed(0)
+        model: Any = GPT(vocabulary=9, length=8, width=8, layers=1, heads=2)
+        with torch.no_grad():
+            model.blocks[0].qkv.weight.mul_(size)
+        return model
+
+    assert attsvm.audit is attsvm.auditing.audit
+    found = audit_steps([(5, made(20.0)), (1, made(10.0))], None, [[1, 2, 3, 4, 5, 6]], norms=["l2"])
+    facts = found.facts()
+    assert facts["steps"] == [1, 5]
+    for before, after in facts["values"]["norm"]:
+        assert after == pytest.approx(4 * before, rel=1e-4)
