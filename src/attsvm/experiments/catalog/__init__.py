@@ -59,10 +59,13 @@ MODULES = (
     "map_muon",
     "map_batch",
     "map_decay",
+    "map_init",
+    "map_p",
     "heads_svm",
     "ntp_classes",
     "ntp_svm",
     "ntp_graph",
+    "sparse_gpt",
 )
 
 CATALOG: dict[str, Experiment] = {}
