@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench explorer clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -40,5 +40,9 @@ bench: $(STAMP)  ## solver against cvxpy, training against a plain loop, in CPU 
 	$(BIN)/python benchmarks/bench_solve.py
 	$(BIN)/python benchmarks/bench_train.py
 
+explorer:  ## build docs/explorer.html from explorer/ (needs node)
+	cd explorer && npm ci --no-audit --no-fund && npm run build
+
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) demo docs/_build docs/gallery docs/benchmarks .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo docs/_build docs/gallery docs/benchmarks explorer/node_modules
+	rm -rf .pytest_cache .ruff_cache .hypothesis

@@ -62,6 +62,8 @@ JOINT_ROUNDS = 10
 NEAR = 1e-6
 """1 − correlation, or distance of directions, that counts as reached."""
 
+REFUSED = "refused with a sentence"
+
 Outcome = tuple[int, int, int, int]
 """Applies to, contradicted by, borne out by, open."""
 
@@ -166,26 +168,34 @@ def of_descent(name: str, run: Trajectory, early: Trajectory, late: Trajectory) 
 
 
 def of_path(run: Trajectory, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the path of these trials stay away from the direction of its limit, or does it go there? (B,) each."""
+    """Does the path of these trials stay away from the direction of its limit, or does it go there? (B,) each.
+
+    No method certifies global minimisers. For a joint path the local one of the run's tokens is followed too, and the
+    better of the two counts at every radius.
+    """
     data, joint = run.data[which], run.v is not None
     tokens = run.tokens[which] if joint else data.optimal_tokens()
     size = solve(att_svm(data, tokens), run.geometry, tol=1e-10).norm
-    size = torch.where(size.isfinite() & (size > 0), size, 1.0)
+    some = size > 0  # nothing to separate: W_mm = 0 has no direction
+    size = torch.where(size.isfinite() & some, size, 1.0)
     data = replace(data, Z=data.Z * size[:, None, None, None])  # limits of norm 1
-    path = regularization_path(
-        data,
-        run.geometry,
-        run.parameterization,
-        radii=RADII,
-        loss=run.loss,
-        steps_per_radius=JOINT_ROUNDS if joint else 100,
-    )
-    distances = [path.distance] if path.head_distance is None else [path.distance, path.head_distance]
+    given: dict[str, Any] = {"radii": RADII, "loss": run.loss, "steps_per_radius": JOINT_ROUNDS if joint else 100}
+    path = regularization_path(data, run.geometry, run.parameterization, **given)
+    distances, converged, better = [path.distance], path.converged, torch.zeros_like(path.loss, dtype=torch.bool)
+    if joint:
+        local = regularization_path(data, run.geometry, run.parameterization, tokens=tokens, **given)
+        assert local.head_distance is not None
+        better = local.loss <= path.loss
+        distances, converged = [local.distance, local.head_distance], torch.where(better, local.converged, converged)
+        other = (path.tokens != tokens).flatten(1).any(1)
+        better |= ~other
     against, out = torch.zeros_like(which), which.clone()
     for distance in distances:
         nearer = (distance[-1] < 0.5 * distance[0]) | (distance[-1] < 1e-5)
-        against[which] |= path.converged.all(0) & ~nearer
-        out[which] &= path.converged[-1] & nearer
+        if joint:
+            nearer &= better[-1]
+        against[which] |= converged.all(0) & ~nearer & some
+        out[which] &= (converged[-1] & nearer) | ~some
     return against, out
 
 
@@ -227,19 +237,29 @@ def instance(run: Trajectory, options: dict[str, Any], trial: int) -> dict[str, 
     }
 
 
+def _samples(data: TokenData, joint: bool) -> int:
+    """Assumption D enumerates all token choices: it is looked at only where they are few."""
+    few = data.T ** (data.n * data.K) <= CHOICES // 2
+    return JOINT_SAMPLES if joint else SAMPLES if few else 0
+
+
 def one_batch(task: tuple[int, int, int, int]) -> tuple[int, dict[str, Outcome], list[dict[str, Any]]]:
     """Counts by theorem, and every contradiction, of one batch: (seed, number, size, further steps)."""
     seed, number, size, steps = task
     torch.set_num_threads(1)
     rng = np.random.default_rng([seed, number])
-    run, options = judged_run(draw(rng, size), rng)
-    data = run.data
-    # Assumption D enumerates all token choices: only where they are few.
-    few = data.T ** (data.n * data.K) <= CHOICES // 2
-    samples = JOINT_SAMPLES if run.v is not None else SAMPLES if few else 0
+    try:
+        run, options = judged_run(draw(rng, size), rng)
+        judged = judge(run, options, _samples(run.data, run.v is not None), steps)
+    except AttsvmError as error:  # a sentence about numbers out of range is an answer too
+        return (
+            number,
+            {REFUSED: (size, 0, 0, size)},
+            [{"theorem": REFUSED, "seed": seed, "batch": number, "why": str(error)}],
+        )
     counts: dict[str, Outcome] = {}
     wrong = []
-    for name, parts in judge(run, options, samples, steps).items():
+    for name, parts in judged.items():
         applies, against, out = (int(part.sum()) for part in parts)
         counts[name] = (applies, against, out, applies - against - out)
         for trial in parts[1].nonzero()[:, 0].tolist():

@@ -1,7 +1,8 @@
-// Bundles src/ into one page that needs no network: docs/explorer.html.
+// Bundles src/ into one page that needs no network: docs/explorer.html, or the path that is given.
 
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = (path) => new URL(path, import.meta.url);
@@ -9,9 +10,9 @@ const read = (path) => readFileSync(here(path), "utf8");
 
 const bundle = { bundle: true, minify: true, write: false, target: "es2022", format: "iife" };
 const { outputFiles: [script], metafile } = await build({
-  ...bundle, entryPoints: [here("src/main.js").pathname], metafile: true,
+  ...bundle, entryPoints: [fileURLToPath(here("src/main.js"))], metafile: true,
 });
-const { outputFiles: [style] } = await build({ ...bundle, entryPoints: [here("src/style.css").pathname] });
+const { outputFiles: [style] } = await build({ ...bundle, entryPoints: [fileURLToPath(here("src/style.css"))] });
 
 // The licences of what is bundled, once each.
 const packages = new Set(Object.keys(metafile.inputs).flatMap((path) => path.match(/node_modules\/([^/]+)\//)?.[1] ?? []));
@@ -32,5 +33,6 @@ const page = read("src/index.html")
   .replace("/*STYLE*/", () => style.text.trim())
   .replace("/*SCRIPT*/", () => script.text.trim().replaceAll("</script", "<\\/script"))
   .replace("</body>", () => `<!--\n${notices}\n-->\n</body>`);
-writeFileSync(here("../docs/explorer.html"), page);
-console.log(`docs/explorer.html: ${Math.round(page.length / 1024)} KiB`);
+const target = process.argv[2] ?? fileURLToPath(here("../docs/explorer.html"));
+writeFileSync(target, page);
+console.log(`${target}: ${Math.round(page.length / 1024)} KiB`);

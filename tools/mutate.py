@@ -24,6 +24,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,10 +35,12 @@ SOURCE = ROOT / "src"
 PACKAGES = ("geometry", "svm", "objective", "dynamics", "diagnostics", "paths", "optim")
 TESTS = {"objective": ["objective", "diagnostics"], "dynamics": ["dynamics", "test_own_objects.py"]}
 """Tests that look at a package, where they are not in the folder of its name."""
-SKIPPED = ("_triton.py",)
-"""What runs on a GPU alone."""
+SKIPPED = ("_triton.py", "_tables.py", "_fused.py")
+"""Files that run on a GPU alone, as functions named _fused_… do."""
 MEMORY = 32 << 30
 """Bytes of addresses that one mutant may take."""
+ENOUGH = 50
+"""Calls of a function without a new line, after which a test is taken to reach no other line of it."""
 LOADED = ("torch", "numpy", "scipy.optimize", "mpmath", "hypothesis", "pytest", "matplotlib", "transformers")
 """What tests import: loaded once, before the processes part."""
 TWINS = {"amin": "amax", "amax": "amin", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
@@ -55,7 +58,7 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.AnnAssign | ast.arg):
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
-            parts = [node.returns, *node.decorator_list]
+            parts = [node] if node.name.startswith("_fused_") else [node.returns, *node.decorator_list]
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             parts = [node]
         skipped |= {id(x) for part in parts if part is not None for x in ast.walk(part)}
@@ -152,18 +155,11 @@ def survivors(path: Path, packages: Iterable[str]) -> list[Mutant]:
 
 
 class Noted:
-    """A plugin of pytest that keeps the outcome of each test, its seconds, and the lines of the source it reached."""
+    """A plugin of pytest that keeps the outcome of each test and its seconds, and takes only the chosen ones."""
 
     def __init__(self, source: str, chosen: list[str] | None = None) -> None:
         self.source, self.chosen = source, chosen
         self.tests: dict[str, dict[str, Any]] = {}
-        self.lines: set[tuple[str, int]] = set()
-
-    def trace(self, frame: Any, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(self.source):
-            return None
-        self.lines.add((frame.f_code.co_filename[len(self.source) + 1 :], frame.f_lineno))
-        return self.trace
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self.chosen is not None:
@@ -177,8 +173,20 @@ class Noted:
 
 
 class Traced(Noted):
+    """Also notes the lines of the source that each test reaches."""
+
+    def trace(self, frame: Any, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(self.source) or self.calls[code] > ENOUGH:
+            return None
+        line = (code.co_filename[len(self.source) + 1 :], frame.f_lineno)
+        self.calls[code] = 0 if line not in self.lines else self.calls[code] + (event == "call")
+        self.lines.add(line)
+        return self.trace
+
     def pytest_runtest_logstart(self) -> None:
-        self.lines.clear()
+        self.lines: set[tuple[str, int]] = set()
+        self.calls: Counter[Any] = Counter()
         sys.settrace(self.trace)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -324,6 +332,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--longest", type=float, default=5.0, help="seconds; longer tests take no part")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests per mutant")
+    parser.add_argument("--baseline", type=Path, help="keep what the tests reach in this file, or read it from there")
     parser.add_argument("--out", type=Path, help="a line of JSON per mutant, written at once")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -338,7 +347,12 @@ def main() -> None:
     files = [ROOT / name for name in asked if name.endswith(".py")]
     files += [path for name in asked for path in (ROOT / name).glob("test_*.py")]
     names = sorted({str(path.relative_to(ROOT)) for path in files})
-    tests = baseline(names, options.workers)
+    if options.baseline is not None and options.baseline.exists():
+        tests = json.loads(options.baseline.read_text())
+    else:
+        tests = baseline(names, options.workers)
+    if options.baseline is not None:
+        options.baseline.write_text(json.dumps(tests))
     done: list[Mutant] = []
     for mutant in judged(mutants, tests, options):
         done.append(mutant)

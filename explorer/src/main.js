@@ -15,8 +15,9 @@ const LAST = FRAMES.length - 1;
 const BUDGET = 3; // milliseconds of a frame for training, and as many for solving
 
 let state = fromHash(location.hash) ?? initial();
-let [run, rows, solutions, curve] = [];
+let [run, rows, solutions, curve, widths] = [];
 let [frame, playing, held, requested, previous] = [0, true, false, false, 0];
+let [allowance, written, later] = [45, 0, 0];
 
 const plane = createPlane($("plane"), { move, choose, hold });
 const drawTokens = createTokens($("tokens"));
@@ -43,11 +44,20 @@ function change(update) {
   request();
 }
 
-function move({ id, sequence, token }, point) {
+/** A change after which the run starts anew. */
+function restart(update = {}) {
+  frame = 0;
+  playing = true;
+  change(update);
+}
+
+/** Puts a token or, without one, a query where `place` says; `place` is told where it is. */
+function move({ sequence, token }, place) {
+  const moved = (point) => placed(place(point));
   const sequences = state.sequences.map((one, i) => {
     if (i !== sequence) return one;
-    if (token === undefined) return { ...one, query: placed(point) };
-    return { ...one, tokens: one.tokens.map((x, t) => (t === token ? placed(point) : x)) };
+    if (token === undefined) return { ...one, query: moved(one.query) };
+    return { ...one, tokens: one.tokens.map((x, t) => (t === token ? moved(x) : x)) };
   });
   change({ sequences });
 }
@@ -64,9 +74,25 @@ function hold(is) {
   request();
 }
 
+/** Writes the state into the address. Browsers allow about 100 changes in 30 s: a held arrow key has to wait. */
 function remember() {
+  clearTimeout(later);
+  const now = performance.now();
+  allowance = Math.min(45, allowance + (now - written) / 600);
+  written = now;
+  if (allowance < 1) {
+    later = setTimeout(remember, 600);
+    return;
+  }
   const hash = toHash(state);
-  if (hash !== location.hash) history.replaceState(null, "", hash);
+  if (hash === location.hash) return;
+  allowance -= 1;
+  history.replaceState(null, "", hash);
+}
+
+/** Widths are read when they change: reading them in a frame would make the browser lay the page out twice. */
+function measure() {
+  widths = Object.fromEntries(["plane", "tokens", "curve"].map((id) => [id, $(id).clientWidth]));
 }
 
 function request() {
@@ -99,7 +125,6 @@ function tick(now) {
 }
 
 function draw(shown) {
-  plane.resize();
   const norm = normById[state.norm];
   const solution = solutions.get(norm.id);
   const W = run.at(shown);
@@ -116,9 +141,11 @@ function draw(shown) {
     curve.angle.push(solution.feasible ? angle(at, solution.W) : NaN);
     curve.missing.push(100 * (1 - efficiency(at, values, norm, solution)));
   }
-  plane.draw({ state, W, solution, weights, support });
-  drawTokens({ state, logs, margins, support });
-  drawCurve({ angle: curve.angle.slice(0, shown + 1), missing: curve.missing.slice(0, shown + 1), frame: shown });
+  const quiet = !held && (!playing || shown === LAST);
+  plane.draw({ state, W, solution, weights, support, width: widths.plane, quiet });
+  drawTokens({ state, logs, margins, support, width: widths.tokens });
+  const [angles, missing] = [curve.angle, curve.missing].map((values) => values.slice(0, shown + 1));
+  drawCurve({ angle: angles, missing, frame: shown, width: widths.curve });
   drawNorms({ state, efficiencies, expected: ruleById[state.rule].norm });
   numbers(shown, W, norm, solution, efficiencies.get(norm.id), weights);
 }
@@ -186,32 +213,41 @@ options($("example"), Object.entries(EXAMPLES).map(([id, { label }]) => [id, lab
 $("time").max = LAST;
 
 $("play").onclick = () => {
-  if (!playing && frame >= LAST) frame = 0;
+  if (!playing && frame >= LAST) return restart();
   playing = !playing;
+  controls();
   request();
 };
-$("restart").onclick = () => ((frame = 0), (playing = true), request());
-$("time").oninput = (event) => ((frame = Number(event.target.value)), (playing = false), request());
+$("restart").onclick = () => restart();
+$("time").oninput = (event) => {
+  frame = Number(event.target.value);
+  playing = false;
+  controls();
+  request();
+};
 $("rule").onchange = (event) => {
   const rule = ruleById[event.target.value];
-  frame = 0;
-  change({ rule: rule.id, norm: rule.norm, lr: rule.lr });
+  restart({ rule: rule.id, norm: rule.norm, lr: rule.lr });
 };
 $("rate").oninput = (event) => change({ lr: Number((10 ** Number(event.target.value)).toPrecision(2)) });
-$("model").onchange = (event) => ((frame = 0), change({ fixed: event.target.value === "p" }));
+$("model").onchange = (event) => restart({ fixed: event.target.value === "p" });
 const sizes = () => change(resized(state, Number($("sequences").value), Number($("per-sequence").value)));
 $("sequences").onchange = sizes;
 $("per-sequence").onchange = sizes;
-$("shuffle").onclick = () => ((frame = 0), change(shuffled(state)));
+$("shuffle").onclick = () => restart(shuffled(state));
 $("example").onchange = (event) => {
   if (!event.target.value) return;
-  frame = 0;
-  change(copied(EXAMPLES[event.target.value]));
+  restart(copied(EXAMPLES[event.target.value]));
   event.target.value = "";
 };
 addEventListener("hashchange", () => {
   const asked = fromHash(location.hash);
-  if (asked && toHash(asked) !== toHash(state)) (frame = 0), change(asked);
+  if (asked && toHash(asked) !== toHash(state)) restart(asked);
 });
-new ResizeObserver(request).observe($("plane"));
+document.body.classList.toggle("embedded", window.self !== window.top);
+new ResizeObserver(() => {
+  measure();
+  request();
+}).observe($("plane"));
+measure();
 change({});

@@ -17,7 +17,7 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDo
 const unit = (k) => { const size = Math.hypot(...k); return size > 0 ? k.map((v) => v / size) : null; };
 const along = (x, k) => x[0] * k[0] + x[1] * k[1];
 
-/** Draws into `svg`. `move(handle, point)` and `choose(handle)` say what the user wants; `hold(is)` that a drag is on. */
+/** Draws into `svg`. `move(handle, place)` and `choose(handle)` say what the user wants; `hold(is)` that a drag is on. */
 export function createPlane(svg, { move, choose, hold }) {
   const root = select(svg);
   const x = scaleLinear([-LIMIT, LIMIT], [0, 1]);
@@ -27,9 +27,8 @@ export function createPlane(svg, { move, choose, hold }) {
   );
   let size = 0;
 
-  function resize() {
-    const width = svg.clientWidth;
-    if (width === size) return false;
+  function resize(width) {
+    if (width === size) return;
     size = width;
     x.range([0, size]);
     y.range([size, 0]);
@@ -38,7 +37,6 @@ export function createPlane(svg, { move, choose, hold }) {
     const lines = ticks.flatMap((t) => [[[t, -LIMIT], [t, LIMIT]], [[-LIMIT, t], [LIMIT, t]]]);
     layer.grid.selectAll("line").data(lines).join("line").call(segment)
       .classed("axis", ([a, b]) => (a[0] === 0 && b[0] === 0) || (a[1] === 0 && b[1] === 0));
-    return true;
   }
 
   const at = (point) => `translate(${x(point[0])},${y(point[1])})`;
@@ -59,7 +57,7 @@ export function createPlane(svg, { move, choose, hold }) {
       if (!moved && Math.hypot(event.x - start[0], event.y - start[1]) < 4) return;
       if (!moved) hold(true);
       moved = true;
-      move(handle, [x.invert(event.x), y.invert(event.y)]);
+      move(handle, () => [x.invert(event.x), y.invert(event.y)]);
     })
     .on("end", (event, handle) => (moved ? hold(false) : choose(handle)))
     .subject((event, handle) => ({ x: x(handle.point[0]), y: y(handle.point[1]) }));
@@ -68,26 +66,29 @@ export function createPlane(svg, { move, choose, hold }) {
     if (MOVES[event.key]) {
       event.preventDefault();
       const step = event.shiftKey ? 0.01 : 0.05;
-      move(handle, handle.point.map((v, i) => v + step * MOVES[event.key][i]));
+      move(handle, (point) => point.map((v, i) => v + step * MOVES[event.key][i]));
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       choose(handle);
     }
   }
 
-  function handles(parent, data, name, build) {
+  function handles(parent, data, name, quiet, build) {
     return parent.selectAll("g").data(data, (h) => h.id).join((enter) => {
       const group = enter.append("g").attr("class", (h) => `${name} handle c${h.sequence}`)
         .attr("tabindex", 0).attr("role", "button").attr("data-id", (h) => h.id);
       group.append("circle").attr("class", "touch").attr("r", 20);
       build(group);
       return group.call(dragging).on("keydown", onKey);
-    }).attr("transform", (h) => at(h.point)).attr("aria-label", (h) => h.label);
+    }).attr("transform", (h) => at(h.point)).each(function (h) {
+      // A screen reader need not hear of every frame.
+      if (quiet || !this.hasAttribute("aria-label")) this.setAttribute("aria-label", h.label);
+    });
   }
 
   return {
-    resize,
-    draw({ state, W, solution, weights, support }) {
+    draw({ state, W, solution, weights, support, width, quiet }) {
+      resize(width);
       const { sequences, fixed } = state;
       const shown = sequences.map((one, sequence) => {
         const key = unit(keyOf(W, one.query, fixed));
@@ -122,7 +123,7 @@ export function createPlane(svg, { move, choose, hold }) {
       })));
       layer.halos.selectAll("circle").data(tokens, (d) => d.id).join("circle").attr("class", (d) => `halo c${d.sequence}`)
         .attr("cx", (d) => x(d.point[0])).attr("cy", (d) => y(d.point[1])).attr("r", (d) => HALO * Math.sqrt(d.weight));
-      const drawn = handles(layer.tokens, tokens, "token", (group) => {
+      const drawn = handles(layer.tokens, tokens, "token", quiet, (group) => {
         group.append("circle").attr("class", "ring").attr("r", 15.5);
         group.append("path").attr("class", "shape").attr("d", (d) => symbol(SYMBOLS[d.sequence], AREA)());
         group.append("text").attr("dy", (d) => (d.sequence === 2 ? "0.55em" : "0.36em")).text((d) => d.token + 1);
@@ -134,7 +135,7 @@ export function createPlane(svg, { move, choose, hold }) {
       }));
       layer.queries.selectAll("line").data(queries, (d) => d.id).join("line").attr("class", (d) => `stem c${d.sequence}`)
         .attr("x1", x(0)).attr("y1", y(0)).attr("x2", (d) => x(d.point[0])).attr("y2", (d) => y(d.point[1]));
-      handles(layer.queries, queries, "query", (group) => {
+      handles(layer.queries, queries, "query", quiet, (group) => {
         group.append("rect").attr("x", -11).attr("y", -9).attr("width", 22).attr("height", 18).attr("rx", 9);
         group.append("text").attr("dy", "0.32em").html((d) => `z<tspan dy="2" font-size="8">${d.sequence + 1}</tspan>`);
       });

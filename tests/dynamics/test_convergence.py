@@ -24,21 +24,21 @@ def distances(data: TokenData, geometry: Lp, records: dict[str, Tensor]) -> list
 
 
 def test_constant_steps(data: TokenData):
-    run = train(data, steps=20_000, record=["W", "tokens"], at=[2_000, 20_000])
+    run = train(data, steps=5_000, record=["W", "tokens"], at=[500, 5_000])
     early, late = distances(data, Lp(2), run.records)
-    assert early.median() < 5e-3
-    assert late.median() < 5e-5
+    assert early.median() < 2.5e-2
+    assert late.median() < 2.5e-4  # it falls like 1/t²
 
 
-@pytest.mark.parametrize(("p", "early_bar", "late_bar"), [(1.75, 2e-3, 1e-4), (3.0, 0.1, 0.03)])
+@pytest.mark.parametrize(("p", "early_bar", "late_bar"), [(1.75, 2e-3, 4e-4), (3.0, 0.1, 0.04)])
 def test_constant_mirror_steps(data: TokenData, p: float, early_bar: float, late_bar: float):
-    run = train(data, Lp(p), steps=4_000, record=["W", "tokens"], at=[1_000, 4_000])
+    run = train(data, Lp(p), steps=2_000, record=["W", "tokens"], at=[1_000, 2_000])
     early, late = distances(data, Lp(p), run.records)
     assert early.median() < early_bar
     assert late.median() < late_bar < early_bar
 
 
-@pytest.mark.parametrize(("p", "steps", "bar"), [(2.0, 20_000, 1e-6), (1.75, 5_000, 2e-6), (3.0, 5_000, 1e-5)])
+@pytest.mark.parametrize(("p", "steps", "bar"), [(2.0, 5_000, 1e-6), (1.75, 3_000, 4e-6), (3.0, 3_000, 1e-5)])
 def test_growing_steps(data: TokenData, p: float, steps: int, bar: float):
     run = train(data, Lp(p), steps=steps, lr=Growing(), record=["W", "tokens"], at=[steps])
     (distance,) = distances(data, Lp(p), run.records)

@@ -43,11 +43,13 @@ def answers(asked: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def drawn(shape: tuple[int, int], count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, queries and answers of `count` problems of n sequences of T tokens, as coarse as the page writes them."""
+def drawn(
+    shape: tuple[int, int], count: int, seed: int, grid: float = 0.01
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, queries and answers of `count` problems of n sequences of T tokens; the page's grid is 0.01."""
     n, T = shape
     rng = np.random.default_rng(seed)
-    X, z = rng.uniform(-2, 2, (count, n, T, 2)).round(2), rng.uniform(-2, 2, (count, n, 2)).round(2)
+    X, z = (np.round(rng.uniform(-2, 2, (count, n, *more)) / grid) * grid for more in ((T, 2), (2,)))
     return X, z, rng.integers(T, size=(count, n))
 
 
@@ -60,40 +62,52 @@ def library_data(X: np.ndarray, z: np.ndarray, fixed: bool, head: Any = None) ->
     return attsvm.TokenData.cross(X, np.ones((*X.shape[:2], 1)) if fixed else z, head=head)
 
 
-def test_the_solver_finds_the_librarys_optimum() -> None:
-    batches = []
-    shapes = [(1, 2), (2, 3), (2, 6), (3, 4)]
-    for seed, (shape, fixed) in enumerate([(shape, fixed) for shape in shapes for fixed in (False, True)]):
-        batches.append((*drawn(shape, 8, seed), fixed))
-    problems = [
-        asked(X[b], z[b], answer[b], fixed, norm=norm)
-        for norm in NORMS
-        for X, z, answer, fixed in batches
-        for b in range(len(X))
-    ]
-    assert len(problems) > 400
-    found = iter(answers({"problems": problems})["solved"])
+def padded(problems: list[dict[str, Any]], fixed: bool) -> attsvm.MarginProblem:
+    """Problems of n sequences of different lengths as one batch: missing tokens are masked."""
+    B, n, T = len(problems), len(problems[0]["sequences"]), 6
+    X, z, mask = np.zeros((B, n, T, 2)), np.ones((B, n, 1 if fixed else 2)), np.zeros((B, n, T), dtype=bool)
+    answer = np.zeros((B, n, 1), dtype=int)
+    for b, problem in enumerate(problems):
+        for i, one in enumerate(problem["sequences"]):
+            count = len(one["tokens"])
+            X[b, i, :count], mask[b, i, :count], answer[b, i] = one["tokens"], True, one["answer"]
+            if not fixed:
+                z[b, i] = one["query"]
+    return attsvm.att_svm(attsvm.TokenData.cross(X, z, mask=mask), answer)
+
+
+@pytest.mark.parametrize(
+    ("n", "fixed", "grid"), [(1, False, 0.01), (2, False, 0.01), (3, False, 0.01), (3, True, 0.01), (2, False, 0.5)]
+)
+def test_the_solver_finds_the_librarys_optimum(n: int, fixed: bool, grid: float) -> None:
+    """On the coarse grid tokens coincide, queries vanish, and more rows than unknowns are tight."""
+    problems = []
+    for T in (2, 3, 4, 6):
+        problems += [asked(*one, fixed) for one in zip(*drawn((n, T), 6, 10 * T + n + fixed, grid))]
+    count = len(problems)
+    found = answers({"problems": [problem | {"norm": norm} for norm in NORMS for problem in problems]})["solved"]
+    batch = padded(problems, fixed)
     infeasible = 0
-    for norm in NORMS:
-        for X, z, answer, fixed in batches:
-            solution = attsvm.solve(attsvm.att_svm(library_data(X, z, fixed), answer[:, :, None]), norm)
-            for b, status in enumerate(solution.status):
-                mine = next(found)
-                assert mine["feasible"] == (str(status) == "solved"), (norm, b, status)
-                if not mine["feasible"]:
-                    infeasible += 1
-                    assert mine["W"] is None
-                    continue
-                norm_of = solution.norm[b].item()
-                assert mine["lower"] <= mine["upper"] * (1 + 1e-12)
-                assert mine["lower"] == pytest.approx(norm_of, rel=1e-6)
-                assert mine["upper"] == pytest.approx(norm_of, rel=1e-6)
-                W = torch.tensor(mine["W"], dtype=torch.float64).reshape(solution.W[b].shape)
-                assert float(solution.geometry.norm(W)) == pytest.approx(mine["upper"], rel=1e-9)
-                assert solution.efficiency(W)[b].item() == pytest.approx(1, abs=1e-6)
-                if norm in STRICT:
-                    assert float((W - solution.W[b]).norm() / solution.W[b].norm()) < 1e-6, (norm, X[b], z[b])
-    assert 50 < infeasible < len(problems) / 2
+    for k, norm in enumerate(NORMS):
+        solution = attsvm.solve(batch, norm)
+        mine = found[k * count : (k + 1) * count]
+        feasible = np.array([one["feasible"] for one in mine])
+        assert feasible.tolist() == [str(status) == "solved" for status in solution.status]
+        assert [str(status) for status in solution.status].count("infeasible") == int((~feasible).sum())
+        infeasible += int((~feasible).sum())
+        W = np.array([one["W"] or np.zeros(2 if fixed else 4) for one in mine]).reshape(count, *batch.shape)
+        lower, upper = (np.array([one[end] for one in mine], dtype=float)[feasible] for end in ("lower", "upper"))
+        norms = solution.norm.numpy()[feasible]
+        assert (lower <= upper * (1 + 1e-12)).all()
+        np.testing.assert_allclose(lower, norms, rtol=1e-6)
+        np.testing.assert_allclose(upper, norms, rtol=1e-6)
+        np.testing.assert_allclose(solution.geometry.norm(torch.tensor(W)).numpy()[feasible], upper, rtol=1e-9)
+        np.testing.assert_allclose(solution.efficiency(torch.tensor(W)).numpy()[feasible], 1, rtol=1e-6)
+        if norm in STRICT and grid == 0.01:  # ℓ3 hardly determines an entry that is 0
+            away = np.linalg.norm(W - solution.W.numpy(), axis=(1, 2))[feasible]
+            assert (away < 1e-6 * np.linalg.norm(W, axis=(1, 2))[feasible]).all()
+    assert count * len(NORMS) >= 160
+    assert len(NORMS) <= infeasible < 0.7 * count * len(NORMS)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -122,3 +136,25 @@ def test_training_takes_the_librarys_steps(fixed: bool) -> None:
                 mine = np.reshape(next(trained), first[b].shape)
                 size = np.linalg.norm(W[b]) if start == "zero" else lr
                 assert np.linalg.norm(mine - W[b].numpy()) < 1e-8 * size, (name, start, b)
+
+
+def test_every_optimizer_reaches_the_margin_of_its_norm_on_the_first_page() -> None:
+    """What the page promises of its first example. The library judges W; plain gradient descent is slow, as it says."""
+    runs = [
+        {"example": "two", "rule": name, "lr": lr, "steps": 20000, "W": [0, 0, 0, 0]}
+        for name, (_, _, lr) in RULES.items()
+    ]
+    found = answers({"runs": runs})
+    example = found["examples"]["two"]["sequences"]
+    X, z = (np.array([[one[key] for one in example]]) for key in ("tokens", "query"))
+    problem = attsvm.att_svm(library_data(X, z, fixed=False), np.array([[[one["answer"]] for one in example]]))
+    solutions = {norm: attsvm.solve(problem, norm) for norm in NORMS}
+    own = {"ngd": "l2", "gd": "l2", "sign": "linf", "adam": "linf", "spectral": "spectral", "muon": "spectral"}
+    own |= {"mirror1.5": "l1.5", "mirror3": "l3", "coordinate": "l1", "rankone": "nuclear"}
+    for name, W in zip(RULES, found["trained"]):
+        shares = {
+            norm: one.efficiency(torch.tensor(W).double().reshape(2, 2)).item() for norm, one in solutions.items()
+        }
+        assert max(shares, key=lambda norm: shares[norm]) == own[name], (name, shares)
+        assert shares[own[name]] > (0.95 if name == "gd" else 0.99), (name, shares)
+        assert max(shares.values()) <= 1

@@ -136,6 +136,8 @@ def test_hessians_of_half_the_square(geometry: Geometry, shape: tuple[int, int])
         slope = (gradient(W + step * E) - gradient(W - step * E)) / (2 * step)
         product = (hessian(W) @ E.flatten(1)[..., None]).reshape(W.shape)
         assert torch.allclose(slope, product, rtol=1e-6, atol=1e-7)
+        for factor in (1e-100, 1e100):
+            assert torch.allclose(hessian(factor * W), hessian(W), rtol=1e-10, atol=1e-10)
 
 
 def test_special_cases() -> None:
@@ -195,3 +197,82 @@ def test_names_and_parsing() -> None:
 def test_refusals(make: object, message: str) -> None:
     with pytest.raises(AttsvmError, match=message):
         make()  # type: ignore[operator]
+
+
+WITH_BLOCKS: list[Geometry] = [
+    *(g for g in ALL if not isinstance(g, Mahalanobis)),
+    Group(LABELS, largest=True),
+    Hybrid(
+        (
+            Part((0, 3), (0, 1), Lp(2), 2.0),
+            Part((0, 3), (1, 3), Spectral()),
+            Part((3, 4), (0, 2), Group("columns", largest=True), 0.5),
+            Part((3, 4), (2, 3), Lp(math.inf), 3.0),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("geometry", WITH_BLOCKS, ids=lambda g: g.name)
+def test_blocks_make_the_norm(geometry: Geometry) -> None:
+    """The largest spectral norm, or the sum of the nuclear norms, of the blocks."""
+    blocks = geometry.blocks(4, 3)
+    if blocks is None:
+        assert 1 < geometry.p < math.inf  # type: ignore[attr-defined]
+        return
+    W = random(6, 4, 3)
+    parts = torch.nn.functional.pad(W.flatten(1), (0, 1))[:, blocks.index]  # −1 is the zero at the end
+    assert sorted(x for x in blocks.index.flatten().tolist() if x >= 0) == list(range(12))
+    sizes = torch.linalg.svdvals(parts)
+    sizes = sizes.amax(-1) if blocks.kind == "max" else sizes.sum(-1)
+    sizes = sizes if blocks.weight is None else sizes * blocks.weight
+    assert torch.allclose(geometry.norm(W), sizes.amax(-1) if blocks.kind == "max" else sizes.sum(-1), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "convex"),
+    [
+        (Lp(1), {(1, 1): True, (2, 2): False, (3, 1): False}),
+        (Lp(3), {(1, 1): True, (2, 2): True}),
+        (Lp(math.inf), {(1, 1): True, (1, 3): False}),
+        (Spectral(), {(3, 1): True, (1, 3): True, (2, 2): False}),
+        (Schatten(3), {(2, 2): True}),
+        (Nuclear(), {(4, 1): True, (1, 4): True, (2, 3): False}),
+        (Mahalanobis(DENSE), {(4, 3): True}),
+        (Group("rows"), {(2, 2): False}),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_flat_parts_of_unit_balls(geometry: Geometry, convex: dict[tuple[int, int], bool]) -> None:
+    """Where a ball has none, the middle of two different unit matrices lies inside it."""
+    for shape, expected in convex.items():
+        assert geometry.strictly_convex(*shape) is expected
+        if expected:
+            W, V = (geometry.unit(random(50, *shape, seed=seed)) for seed in (0, 1))
+            apart = (W - V).abs().amax((1, 2)) > 0.1
+            assert (geometry.norm((W + V) / 2)[apart] < 1 - 1e-6).all()
+
+
+def test_reprs_make_the_geometry_again() -> None:
+    for geometry in (Lp(1), Lp(1.75), Lp(math.inf), Schatten(3), Schatten(1.5), Spectral(), Nuclear(beta=0.5)):
+        assert eval(repr(geometry).replace("inf", "math.inf")) == geometry
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_bounds_of_a_matrix_near_a_singular_one_are_true_in_real_numbers(n: int) -> None:
+    """A Hilbert matrix as M: wᵀMw cancels nearly all of |w|ᵀ|M||w|, and the inverse has lost many digits."""
+    mpmath = pytest.importorskip("mpmath")
+    numbers = torch.arange(1, n + 1, dtype=torch.float64)
+    M = 1 / (numbers[:, None] + numbers - 1)
+    geometry = Mahalanobis(M)
+    exact, low = mpmath.matrix(M.tolist()), torch.linalg.eigh(M).eigenvectors[:, :2].T
+    W = torch.cat([low, low + 1e-4 * random(2, n), random(8, n)])[..., None]
+    with mpmath.workdps(60):
+        for w, above, dual_above in zip(W, geometry.norm_bound(W), geometry.dual_norm_bound(W)):
+            vector = mpmath.matrix(w.tolist())
+            norm = mpmath.sqrt((vector.T * exact * vector)[0])
+            dual = mpmath.sqrt((vector.T * mpmath.lu_solve(exact, vector))[0])
+            assert norm <= above.item() <= norm * 1.001
+            assert dual <= dual_above.item() <= dual * 1.01
+            assert mpmath.mpf(geometry.norm_bound(0 * w, w.abs()).item()) >= norm
+            assert mpmath.mpf(geometry.dual_norm_bound(0 * w, w.abs()).item()) >= dual

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attsvm import AttsvmError, LinearHead, Lp, QuadraticHead, TokenData, att_svm, example2, figure1, solve, sphere
 from attsvm.diagnostics import is_locally_optimal
-from attsvm.paths import RegularizationPath, regularization_path
+from attsvm.paths import RegularizationPath, _path, regularization_path
 from attsvm.paths._branches import Row, _thick
 
 RADII = [0.3, 3.0, 30.0, 300.0, 3000.0]
@@ -376,3 +376,13 @@ def test_a_joint_path_with_masks_is_that_of_its_trials_without_the_hidden_tokens
         alone = regularization_path(some, "l2", **options)
         for name in ("W", "v", "loss"):
             torch.testing.assert_close(getattr(alone, name)[:, 0], getattr(together, name)[:, b], rtol=1e-5, atol=1e-7)
+
+
+def test_the_tokens_of_largest_label_margin_are_those_of_each_trial_alone() -> None:
+    data = sphere(2, 3, 3, trials=20, seed=1)
+    mask = torch.rand(20, 2, 1, 3, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[..., 2] = True
+    data = TokenData(data.X, data.Z, data.Y, mask)
+    found = _path._largest_label_margin(data, Lp(2))
+    assert mask.gather(-1, found[..., None]).all()
+    assert torch.equal(found, torch.cat([_path._largest_label_margin(data[b], Lp(2)) for b in range(20)]))

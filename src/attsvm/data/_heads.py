@@ -170,6 +170,23 @@ class LinearHead(Head):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class SampleHead(LinearHead):
+    """h(x) = v_iᵀx with a v for every sample, v (B, H, n, d): such as the label of the sample in one-hot form."""
+
+    name: ClassVar[str] = "sample"
+    axes: ClassVar[dict[str, str]] = {"v": "B H n d"}
+
+    def h(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnkmd,bknd->bnkm", x, self.v)
+
+    def dh(self, x: Tensor) -> Tensor:
+        return self.v.swapaxes(1, 2)[:, :, :, None].expand(-1, -1, max(x.shape[2], self.H), x.shape[3], -1)
+
+    def bend(self) -> Tensor:
+        return torch.zeros_like(self.v[:, :, 0, 0])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class MLPHead(Head):
     """h(x) = aᵀ relu(U x + c) with U (B, H, width, d), c (B, H, width), a (B, H, width)."""
 

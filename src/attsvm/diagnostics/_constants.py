@@ -104,7 +104,8 @@ def lipschitz_constant(data: TokenData, loss: Any = "logistic") -> Tensor:
     if not isinstance(data.head, LinearHead):
         raise AttsvmError("head must be linear for the Lipschitz constant L_W of Lemma 4, but it is not.")
     M0, M1 = (M[:, None, None] for M in loss_constants(data, loss))
-    v = torch.linalg.vector_norm(data.head.v, dim=-1)[:, None, :]  # (B, 1, H)
+    v = torch.linalg.vector_norm(data.head.v, dim=-1)
+    v = v[:, None] if v.ndim == 2 else v.mT  # (B, 1 or n, H)
     X = torch.linalg.matrix_norm(data.X, ord=2)[:, :, None]  # (B, n, 1)
     z = torch.linalg.vector_norm(data.Z, dim=-1)  # (B, n, K)
     return (v * z.square() * X**3 * (M0 * v * X + 3 * M1)).sum((1, 2)) / data.n

@@ -122,6 +122,8 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
             "queries independent (e ≥ nK)": torch.linalg.matrix_rank(data.Z.flatten(1, 2)) == data.n * data.K,
         }
     }
+    if run.loss.couples:  # the theorems are about a loss for every query
+        return result
     if run.parameterization == "joint":
         return result | (_joint(facts, samples, seed) if samples else {})
     paths = facts.loss | facts.unique | {"optimal SVM feasible": facts.optimal.solved}

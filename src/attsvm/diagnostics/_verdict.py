@@ -205,7 +205,7 @@ def _convexity(run: Trajectory) -> Tensor:
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule
     mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
-    if lr is None or not mirror:
+    if lr is None or not mirror or run.loss.couples:
         return run.W.new_zeros(0, len(run))
     if run.parameterization == "joint":
         W = W[-1:]

@@ -279,7 +279,7 @@ class Trajectory:
             geometry=geometry or from_facts(Geometry, "geometry", facts["geometry"]),
             parameterization=parameterization,
             rule=rule or from_facts(Rule, "rule", facts["rule"], part=Geometry),
-            loss=loss or from_facts(Loss, "loss", facts["loss"]),
+            loss=loss or from_facts(Loss, "loss", facts["loss"], part=Loss),
             steps=tensors["steps"],
             records=_unprefixed("records", tensors),
             W=tensors["W"],

@@ -3,10 +3,11 @@
 from attsvm.objective._curvature import curvature, gradient, scaled_gradient, step_convexity, value
 from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, pulls
 from attsvm.objective._lanes import Lanes, chunks, contract, is_small, trial_first, trial_last
-from attsvm.objective._losses import LOSSES, Correlation, Exponential, FunctionLoss, Logistic, Loss, as_loss
+from attsvm.objective._losses import LOSSES, Added, Correlation, Exponential, FunctionLoss, Log, Logistic, Loss, as_loss
 
 __all__ = [
     "LOSSES",
+    "Added",
     "Attended",
     "Blocks",
     "Correlation",
@@ -14,6 +15,7 @@ __all__ = [
     "FunctionLoss",
     "Gradient",
     "Lanes",
+    "Log",
     "Logistic",
     "Loss",
     "as_loss",

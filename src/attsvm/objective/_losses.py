@@ -27,6 +27,8 @@ class Loss(ABC):
     name: ClassVar[str]
     bounded_slopes: ClassVar[bool] = False
     """Assumption A of the papers: ℓ′ is bounded and Lipschitz on bounded intervals. Set it where that is proved."""
+    couples: ClassVar[bool] = False
+    """Does the loss of a query depend on the outputs of the sample's other queries?"""
 
     @abstractmethod
     def value(self, f: Tensor) -> Tensor:
@@ -118,6 +120,54 @@ class Correlation(Loss):
 
 
 @dataclass(frozen=True)
+class Log(Loss):
+    """ℓ(f) = −log f, for outputs that are probabilities: cross-entropy of classes and of next tokens."""
+
+    name: ClassVar[str] = "log"
+
+    def value(self, f: Tensor) -> Tensor:
+        return -torch.log(f)
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return -torch.log(f), torch.ones_like(f)
+
+    def bend(self, f: Tensor) -> Tensor:
+        return 1 / f
+
+    def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
+        return low
+
+
+@dataclass(frozen=True)
+class Added(Loss):
+    """ℓ(Σ_k f_k): the outputs of a sample's queries are added before the loss, as those of several heads are.
+
+    f (n, K, …): the queries are the second axis. Each of them is given an equal share of the loss.
+    """
+
+    loss: Loss = Logistic()
+
+    name: ClassVar[str] = "added"
+    couples: ClassVar[bool] = True
+
+    def value(self, f: Tensor) -> Tensor:
+        return self.loss.value(self._total(f)) / f.shape[1]
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return self.loss.slope(self._total(f))
+
+    def log_slope(self, f: Tensor) -> Tensor:
+        return self.loss.log_slope(self._total(f))
+
+    def bend(self, f: Tensor) -> Tensor:
+        raise AttsvmError("the curvature of a loss that adds outputs couples queries, and is not computed.")
+
+    @staticmethod
+    def _total(f: Tensor) -> Tensor:
+        return f.sum(1, keepdim=True).expand_as(f)
+
+
+@dataclass(frozen=True)
 class FunctionLoss(Loss):
     """A differentiable function of f, applied entry by entry. Files hold only its name."""
 
@@ -131,8 +181,8 @@ class FunctionLoss(Loss):
         return self.function(f)
 
 
-LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(), Correlation())}
-"""The losses of the papers."""
+LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(), Correlation(), Log())}
+"""Losses by name: those of the papers, and cross-entropy."""
 
 
 def as_loss(loss: Any) -> Loss:

@@ -19,7 +19,7 @@ __all__ = ["from_torch"]
 def from_torch(
     optimizer: torch.optim.Optimizer, model: nn.Module, p: float = 1.1, **options: Any
 ) -> MirrorAdam | MirrorDescent:
-    """The mirror optimizer that goes on where ``torch.optim.AdamW`` or ``torch.optim.SGD`` stands.
+    """The mirror optimizer that continues where ``torch.optim.AdamW`` or ``torch.optim.SGD`` stands.
 
     AdamW becomes :class:`~attsvm.optim.MirrorAdam`, SGD :class:`~attsvm.optim.MirrorDescent`, over the groups of
     :func:`~attsvm.optim.param_groups`, which are split where the groups of `optimizer` were. Moments, momentum and step

@@ -97,7 +97,7 @@ def basins(
 
     For each scale `starts` Gaussian starts per problem are trained by normalised steps of 0.05, or 2% of the start's
     size where that is more: short enough to follow the gradient, long enough to leave the start behind. A run whose
-    tokens are not locally optimal after `steps` is not at its end, and goes on for ten times as many. The choices
+    tokens are not locally optimal after `steps` is not at its end, and continues for ten times as many. The choices
     are all T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every
     selected token has a higher score than its support tokens. The starts of a problem are those of its number in
     `data.trials`.

@@ -9,6 +9,7 @@ from attsvm.experiments._own import load_experiments
 MODULES = (
     "svm_fig1",
     "svm_fig2",
+    "svm_fig3",
     "svm_fig4",
     "svm_fig5",
     "svm_fig6",
@@ -47,6 +48,8 @@ MODULES = (
     "emb_lemma2",
     "emb_thm5",
     "emb_lemmas",
+    "emb_kq",
+    "emb_tuples",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
@@ -56,6 +59,13 @@ MODULES = (
     "map_muon",
     "map_batch",
     "map_decay",
+    "map_init",
+    "map_p",
+    "heads_svm",
+    "ntp_classes",
+    "ntp_svm",
+    "ntp_graph",
+    "sparse_gpt",
 )
 
 CATALOG: dict[str, Experiment] = {}

@@ -1,0 +1,86 @@
+"""Larger models as data of one attention layer: several heads, classes, next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attsvm.checks import as_count, as_float, as_index
+from attsvm.data._heads import LinearHead, SampleHead
+from attsvm.data._token_data import TokenData
+from attsvm.errors import AttsvmError
+
+
+def several_heads(data: TokenData, v: Any) -> TokenData:
+    """The data of H heads with weights W_1 … W_H of their own, whose outputs v_hᵀ Xᵀ softmax(X W_h z) are added.
+
+    `v` (H, d) or (B, H, d); equal rows are one v for all heads. A head is a query e_h ⊗ z, and W is (W_1 … W_H) side by
+    side. So all else stays as it is: the attention SVM of W asks for margin 1 in every head, and in ℓ2 it is the SVM
+    of each head alone. Train with `loss=Added()`, which adds the outputs before the loss; `of_heads` takes W apart.
+    """
+    if data.K != 1:
+        raise AttsvmError(f"data must have one query per sample to be given several heads, but they have {data.K}.")
+    v = as_float("v", v, like=data.X)
+    v = v.expand(data.B, *v.shape) if v.ndim == 2 else v
+    if v.ndim != 3 or v.shape[0] != data.B or v.shape[2] != data.d:
+        raise AttsvmError(f"v must have shape (H, d) or (B, H, d), but got shape {tuple(v.shape)}.")
+    H = v.shape[1]
+    Z = torch.einsum("hg,bne->bnhge", torch.eye(H).to(data.X), data.Z[:, :, 0]).flatten(3)
+    wide = {"Y": data.Y.expand(-1, -1, H).clone(), "mask": data.mask.expand(-1, -1, H, -1).clone()}
+    return replace(data, Z=Z, head=LinearHead(v), **wide)
+
+
+def of_heads(W: Tensor, heads: int) -> Tensor:
+    """W (…, d, H·e) of several heads as (…, H, d, e)."""
+    return W.unflatten(-1, (heads, -1)).movedim(-2, -3)
+
+
+def class_data(H: Any, labels: Any, classes: int | None = None) -> TokenData:
+    """Classification of samples H (n, d) or (B, n, d) with labels 0..C−1 by softmax(W h), W (C, d).
+
+    Classes are one-hot tokens, and f is the probability of the label: with `loss="log"` training minimises the
+    cross-entropy, and `att_svm(data, labels)` is the SVM of Crammer and Singer. A context that is followed by several
+    next tokens is a sample for each of them, as often as it was seen.
+    """
+    H, labels = as_float("H", H), as_index("labels", labels)
+    if H.ndim not in (2, 3) or labels.shape != H.shape[:-1]:
+        raise AttsvmError(
+            f"H must be (n, d) or (B, n, d) and labels its first axes, but got shapes {tuple(H.shape)} and "
+            f"{tuple(labels.shape)}."
+        )
+    H, labels = (H, labels) if H.ndim == 3 else (H[None], labels[None])
+    C = int(labels.max()) + 1 if classes is None else as_count("classes", classes)
+    if bool((labels < 0).any()) or int(labels.max()) >= C:
+        raise AttsvmError(f"labels must be in 0..{C - 1}, but they reach from {labels.min()} to {labels.max()}.")
+    eye = torch.eye(C).to(H)
+    return TokenData.cross(eye.expand(*H.shape[:2], C, C), H, head=SampleHead(eye[labels.to(H.device)][:, None]))
+
+
+def next_token_data(E: Any, sequences: Any, labels: Any) -> TokenData:
+    """Next tokens by self-attention with tied embeddings: the last token attends to its sequence, and f is the softmax
+    weight of the label's tokens.
+
+    E (V, d) or (B, V, d) independent embeddings; `sequences` (B, n, T) or (n, T) token numbers; `labels` (B, n) or
+    (n,), each of them in its sequence. Train with `loss="log"`.
+    """
+    E, sequences, labels = as_float("E", E), as_index("sequences", sequences), as_index("labels", labels)
+    sequences, labels = (sequences, labels) if sequences.ndim == 3 else (sequences[None], labels[None])
+    if sequences.ndim != 3 or labels.shape != sequences.shape[:2] or E.ndim not in (2, 3):
+        raise AttsvmError(
+            f"E must be (V, d), sequences (B, n, T) and labels (B, n), but got shapes {tuple(E.shape)}, "
+            f"{tuple(sequences.shape)} and {tuple(labels.shape)}."
+        )
+    if not bool((sequences == labels[..., None]).any(-1).all()):
+        raise AttsvmError("labels must be tokens of their sequences, but not all of them are.")
+    E = (E if E.ndim == 3 else E[None]).expand(len(sequences), -1, -1)
+    if sequences.numel() and not 0 <= int(sequences.min()) <= int(sequences.max()) < E.shape[1]:
+        raise AttsvmError(f"sequences must hold token numbers in 0..{E.shape[1] - 1}, but they hold others.")
+    if bool((torch.linalg.matrix_rank(E) < E.shape[1]).any()):
+        raise AttsvmError(f"E must be V = {E.shape[1]} independent embeddings, but they are dependent.")
+    trial = torch.arange(len(E))[:, None]
+    X = E[trial[..., None], sequences]
+    dual = torch.linalg.pinv(E).mT  # rows that give 1 with their own embedding and 0 with the others
+    return TokenData.cross(X, X[:, :, -1:], head=SampleHead(dual[trial, labels][:, None]))
