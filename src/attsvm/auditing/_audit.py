@@ -165,7 +165,7 @@ def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
 
         from attsvm.tables import write_table
     except ImportError as error:
-        raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[text]'.") from error
+        raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[audit]'.") from error
     write_table(pyarrow.Table.from_pylist(rows), Path(path))
 
 
