@@ -62,7 +62,7 @@ class Inputs:
             raise AttsvmError(f"model must be a torch module, but got {describe(model)}.")
         if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Sequence) or not len(texts):
             raise AttsvmError("texts must be a list of at least one text, list of token numbers, or batch of tensors.")
-        self.model = model
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile has compiled
         self.given = not isinstance(texts[0], str) and not _is_numbers(texts[0])
         self.batches_given = list(texts) if self.given else []
         self.documents: list[Document] = []

@@ -112,7 +112,7 @@ def audit_rule(
     geometry, inputs = parse_geometry(geometry), Inputs(model, tokenizer, texts, length)
     if not inputs.documents:
         raise AttsvmError("rules are about tokens: give texts or token numbers.")
-    wanted = _places(inputs, rule)
+    model, wanted = inputs.model, _places(inputs, rule)
     order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(seed))[: as_count("most", most)]
     chosen: dict[int, list[tuple[int, int]]] = {}
     for index in order.tolist():
