@@ -123,7 +123,8 @@ def exceeds(name: str, W: Matrix, bound: Fraction, dual: bool) -> bool:
 def _parts_and_exponent(name: str, W: Matrix, flat: Vector) -> tuple[list[Any], Any]:
     """The positive numbers whose ℓp norm this is."""
     if name.startswith("group"):
-        sizes = [mpmath.sqrt(_number(sum((x * x for x in row), Fraction(0)))) for row in W]
+        groups = W if name.endswith("rows") else [list(column) for column in zip(*W)]
+        sizes = [mpmath.sqrt(_number(sum((x * x for x in group), Fraction(0)))) for group in groups]
         return sizes, math.inf if "max" in name else 1
     if name in ("nuclear", "spectral") or name.startswith("schatten"):
         p = {"nuclear": 1, "spectral": math.inf}.get(name) or mpmath.mpf(name.removeprefix("schatten"))

@@ -36,7 +36,9 @@ PATIENCE = 25
 
 @dataclass
 class _Problem:
-    """The data of the problem above: J (B, m, n) or None for the first n unknowns themselves, n = G·k·h."""
+    """The data of the problem above: J (B, m, n) or None for the first n unknowns themselves, n = G·k·h.
+
+    For "max" J leaves out what fills up smaller blocks."""
 
     J: Tensor | None
     L: Tensor
@@ -98,7 +100,7 @@ def solve_blocks(
     weight = torch.ones(len(index), dtype=torch.float64) if blocks.weight is None else blocks.weight
     weight = weight.to(rows.A.device)[:, None, None].expand(index.shape)
     dense = dense / weight.flatten()
-    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h))
+    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h), index.flatten() >= 0)
     out = Iterates(
         W=rows.A.new_zeros(rows.B, rows.d, rows.e),
         lam=system.equal_multipliers(),
@@ -145,18 +147,22 @@ def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:
     return flat[:, :-1].unflatten(1, (d, e))
 
 
-def _largest(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
-    """Unknowns (W, ν), from W = 0 and a ν at which all rows have slack."""
+def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: Tensor) -> tuple[_Problem, _State]:
+    """Unknowns (W, ν), from W = 0 and a ν at which all rows have slack; what fills up smaller blocks is not unknown."""
     b, ineq, equal = system.b, system.inequality, system.equality
     G, k, h = shape
-    with_b = torch.cat((dense, -b[..., None]), 2)
+    J = None
+    if not bool(real.all()):
+        J = torch.eye(len(real), dtype=b.dtype, device=b.device)[real]
+        J = torch.nn.functional.pad(J, (0, 0, 0, 1)).expand(len(b), -1, -1)
+    with_b = torch.cat((dense[..., real], -b[..., None]), 2)
     most = int(equal.sum(1).amax()) if len(b) else 0
     order = torch.argsort(equal.int(), dim=1, descending=True, stable=True)[:, :most]
     E = with_b.gather(1, order[..., None].expand(-1, -1, with_b.shape[2])) * equal.gather(1, order)[..., None]
     c = torch.zeros_like(with_b[:, 0])
     c[:, -1] = -1
     problem = _Problem(
-        J=None,
+        J=J,
         L=(with_b * ineq[..., None]).mT,
         E=E.mT,
         e=torch.zeros_like(E[:, :, 0]),
@@ -180,7 +186,7 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tupl
     return problem, _start(problem, y, X, lam * ineq, lam.gather(1, order) * problem.equal)
 
 
-def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[_Problem, _State]:
+def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int], real: Tensor) -> tuple[_Problem, _State]:
     """Unknowns (λ, t), from equal multipliers and a t that is large enough."""
     b, ineq, equal = system.b, system.inequality, system.equality
     G, k, h = shape
@@ -293,11 +299,16 @@ def _matched(problem: _Problem, lam: Tensor, U: Tensor) -> Tensor:
     diagonal = G.diagonal(dim1=1, dim2=2)
     diagonal += 1e-15 * diagonal.amax(1, keepdim=True) + 1e-300
     L, info = cholesky_ex(G)
+
+    def left(x: Tensor) -> Tensor:
+        return problem.on(U)[:, :-1] - (x[:, None] @ A)[:, 0]
+
     new = lam
     for _ in range(2):
-        left = U.flatten(1) - (new[:, None] @ A)[:, 0]
-        new = new + weight * torch.cholesky_solve(R @ left[..., None], L)[..., 0]
-    fine = (info == 0) & new.isfinite().all(1) & ((new >= 0) | ~problem.there).all(1)
+        new = new + weight * torch.cholesky_solve(R @ left(new)[..., None], L)[..., 0]
+        new = torch.where(problem.there, new.clamp_min(0), new)
+    closer = left(new).abs().sum(1) < left(lam).abs().sum(1)
+    fine = (info == 0) & new.isfinite().all(1) & closer
     return torch.where(fine[:, None], new, lam)
 
 
