@@ -76,6 +76,8 @@ def figure(rows: Rows) -> Figure:
         for k, (name, label) in enumerate(labels.items()):
             band(ax, cell["steps"][0], cell[name], SERIES[k], label, spread="quantile", markers=True)
         ax.set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title=f"n, T, d = {size}")
+        ax.set_xticks(RECORDED, [str(k) for k in RECORDED])
+        ax.set_xticks([], minor=True)
     return finish(figure, list(axes[0]))
 
 
@@ -95,10 +97,11 @@ def checks(rows: Rows) -> list[Check]:
 
 EXPERIMENT = Experiment(
     id="layers-svm",
-    title="Two layers: each goes to an SVM, the first to that of what is read",
+    title="Two layers: the SVM of what is seen, and of what is read",
     statement="Two attention layers with residual connections, trained together by normalised gradient descent: the "
-    "second goes to the attention SVM of the tokens that it sees at the end; the first goes to the attention SVM of "
-    "those queries whose outputs the second reads, and not of all its queries. Not proved; measured here.",
+    "second goes to the attention SVM of the tokens that it sees at the end. The first comes close to the SVM of those "
+    "queries whose outputs the second reads, and not of all its queries: the median correlation levels off at "
+    "0.997 to 0.999. Not proved; measured here.",
     grid={"size": list(SIZES), "scale": [0.0, 0.3]},
     run=run,
     figure=figure,
@@ -109,5 +112,6 @@ EXPERIMENT = Experiment(
     cost=lambda params: 0.4,
     remark="x¹ = x + ½ Σ s x in the first layer, Σ s x¹ in the second, then a fixed linear head. Gradients are exact "
     "however far both layers have saturated. With a weight of 1 instead of ½ two tokens that attend to each other turn "
-    "equal, and nothing separates them any more.",
+    "equal, and nothing separates them any more. Queries that are not read still pull on the first layer, the less the "
+    "larger the second's margin; whether this is what keeps it off its SVM was not tested.",
 )
