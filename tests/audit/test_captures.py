@@ -275,6 +275,19 @@ def test_a_kernel_that_is_not_seen_is_left_for_one_that_is() -> None:
     assert [head.measures for head in found.heads] == [head.measures for head in expected.heads]
 
 
+def test_texts_are_cut_to_the_positions_that_a_model_has() -> None:
+    """RoBERTa counts its positions from behind that of the padding: of 40 it has 38 for tokens."""
+    model, _ = built("Roberta")
+    found = attsvm.audit(model, None, [[5] * 60], norms=[])
+    assert found.tokens == 38
+    with pytest.raises(attsvm.AttsvmError, match=r"length must be a whole number in 2\.\.38"):
+        attsvm.audit(model, None, [[5] * 60], norms=[], length=39)
+    with pytest.raises(attsvm.AttsvmError, match="cannot read these tokens"):
+        attsvm.audit(model, None, [[50]], norms=[])
+    with pytest.raises(attsvm.AttsvmError, match="pad on the right"):
+        attsvm.audit(model, None, [{"input_ids": IDS, "attention_mask": SEEN.flip(1)}], norms=[])
+
+
 def test_what_from_attention_refuses() -> None:
     x = torch.randn(2, 5, 16)
     with pytest.raises(attsvm.AttsvmError, match="one softmax attention, but 0 were seen"):

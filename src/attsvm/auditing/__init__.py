@@ -2,6 +2,7 @@
 
 from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, Audit, Head, audit
 from attsvm.auditing._cut import Cut, HeadCut, certify_change, largest_pruning, pruning, quantisation
+from attsvm.auditing._inputs import Document
 from attsvm.auditing._load import checkpoints, has_tokenizer, load_hugging_face, load_tokenizer
 from attsvm.auditing._rules import RULES, RuleHead, audit_rule
 from attsvm.auditing._steps import Steps, audit_steps
@@ -13,6 +14,7 @@ __all__ = [
     "RULES",
     "Audit",
     "Cut",
+    "Document",
     "Head",
     "HeadCut",
     "RuleHead",
