@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Tensor], int]] = {
     "Gemma": (GROUPED | {"head_dim": 4}, TEXT, 2),
     "T5": (T5, BOTH, 6),
     "Bloom": ({"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": 50}, TEXT, 2),  # ALiBi, fused by heads
+    "XLNet": ({"d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24, "vocab_size": 50}, TEXT, 2),  # by einsum
     "ViT": (IMAGES, PIXELS, 2),
     "CLIP": (CLIP, TEXT | PIXELS, 4),
     "Whisper": (WHISPER, SOUND, 6),
@@ -81,7 +82,7 @@ def built(name: str, attention: str | None = None) -> tuple[nn.Module, dict[str,
                 weight.copy_(torch.randn_like(weight) * 0.5)
             elif weight.ndim == 1:
                 weight.add_(0.1 * torch.randn_like(weight))
-    if attention is not None:
+    if attention is not None and name != "XLNet":
         model.set_attn_implementation(attention)
     return model, inputs
 
