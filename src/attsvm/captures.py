@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from attsvm.errors import AttsvmError
 
 ROUNDING = 1e-5
-"""A bias below this fraction of the queries or keys is rounding."""
+"""A bias below this fraction of what it is added to is rounding."""
 
 
 class Source(NamedTuple):
@@ -248,6 +248,10 @@ class Capture(TorchFunctionMode):
         enable_gqa: bool = False,
         sources: Any = None,
     ) -> None:
+        if query.ndim == 3:  # one head
+            sources = (_get(query).source, _get(key).source) if sources is None else sources
+            query, key = query[:, None], key[:, None]
+            attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
         if query.ndim != 4:
             raise AttsvmError(f"queries must be (batch, heads, tokens, d), but got shape {tuple(query.shape)}.")
         bias = None
@@ -292,8 +296,11 @@ class Capture(TorchFunctionMode):
         q, k = (x.reshape(*input.shape[:2], *x.shape[-2:]) for x in (q, k))
         own = Attended("", q.detach(), k.detach(), scale, None).logits()
         logits = input.detach().to(own)
-        bias = _hidden(torch.where(logits <= torch.finfo(input.dtype).min / 2, -torch.inf, logits - own))
-        self._seen(q, k, scale, bias, sources)
+        seen = logits > torch.finfo(input.dtype).min / 2
+        bias = (logits - own).masked_fill_(~seen, 0.0)
+        if float(bias.abs().max()) <= ROUNDING * float(own.abs().max()):  # of a product in another order
+            bias.zero_()
+        self._seen(q, k, scale, bias.masked_fill_(~seen, -torch.inf), sources)
 
 
 def _factors(equation: str, tensors: list[Tensor]) -> list[Tensor]:

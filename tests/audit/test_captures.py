@@ -205,19 +205,19 @@ class TimmAttention(nn.Module):
         if self.fused_attn:
             x = F.scaled_dot_product_attention(q, k, v)
         else:
-            x = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+            x = (q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v
         return x.transpose(1, 2).reshape(B, N, C)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_weights_of_a_head_in_the_space_of_tokens(fused: bool) -> None:
     torch.manual_seed(0)
-    module, x = TimmAttention(16, 4, norm=False, fused=fused), torch.randn(2, 5, 16)
+    module, x = TimmAttention(15, 3, norm=False, fused=fused), torch.randn(2, 5, 15)
     data, W = attsvm.TokenData.from_attention(module, x, head=2)
     expected = captured(lambda: module(x), module)[0][1][:, 2]
     torch.testing.assert_close(data.logits(W)[0].float(), expected, rtol=1e-4, atol=1e-5)
     rows = torch.cat([module.qkv.weight, module.qkv.bias[:, None]], 1).detach().double()
-    torch.testing.assert_close(W, rows[16 + 8 : 16 + 12].mT @ rows[8:12] / 2, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(W, rows[15 + 10 : 30].mT @ rows[10:15] / 5**0.5, rtol=1e-4, atol=1e-5)
 
 
 def test_normalised_queries_have_weights_in_the_space_of_the_head_alone() -> None:
