@@ -105,6 +105,15 @@ def test_sums_over_queries(audited: Audit, tokenizer: Any) -> None:
             assert measured["sink"] == pytest.approx(sum(sinks) / len(sinks), abs=1e-5)
 
 
+def test_batches_change_nothing(audited: Audit, tokenizer: Any) -> None:
+    alone = run_audit(made_gpt(), tokenizer, TEXTS, batch=1, queries=12, competitors=3, norms=[])
+    for one, other in zip(alone.heads, audited.heads):
+        assert one.measures == pytest.approx(other.measures, rel=1e-4, abs=1e-6)
+        assert [(f["document"], f["query"], f["competitor"]) for f in one.support] == [
+            (f["document"], f["query"], f["competitor"]) for f in other.support
+        ]
+
+
 def test_margins_and_their_quantiles(audited: Audit, tokenizer: Any) -> None:
     """All queries are in the sample of so few texts; the first query of a text sees itself alone."""
     layers = [dense(made_gpt(), tokenizer.encode(text).ids) for text in TEXTS]
