@@ -345,6 +345,11 @@ def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(tmp_path / "out" / "heads.parquet")
     assert table["saturated"].to_pylist() == [head.measures["saturated"] for head in audited.heads]
     assert table.num_rows == len(audited.to_dataframe())
+    for layer, *cells in audited.summary(["entropy", "norm"]):
+        heads = [head.measures for head in audited.heads if head.layer == layer]
+        for cell, name in zip(cells, ("entropy", "norm"), strict=True):
+            assert float(cell) == pytest.approx(sum(head[name] for head in heads) / 3, rel=6e-3)
+    assert "blocks.1" in audited._repr_html_()
     page = (tmp_path / "out" / "audit.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
 

@@ -1,6 +1,6 @@
 """An audit of real models: what each head selects, how sure it is, and what may be cut."""
 
-from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, Audit, Head, audit
+from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, SUMMARY, Audit, Head, audit
 from attsvm.auditing._cut import Cut, HeadCut, certify_change, largest_pruning, pruning, quantisation
 from attsvm.auditing._inputs import Document
 from attsvm.auditing._load import checkpoints, has_tokenizer, load_hugging_face, load_tokenizer
@@ -12,6 +12,7 @@ __all__ = [
     "NORMS",
     "QUANTILES",
     "RULES",
+    "SUMMARY",
     "Audit",
     "Cut",
     "Document",

@@ -225,18 +225,14 @@ def _asked(
 
 
 def _print(found: Audit, out: Path, *notes: str) -> None:
+    from attsvm.auditing import SUMMARY
+
     table = Table(title=f"{found.model}: mean over the heads of a layer", title_justify="left")
-    names = ("saturated", "entropy", "sink", "margin", "stable_rank")
     table.add_column("layer")
-    for name in names:
+    for name in SUMMARY:
         table.add_column(name.replace("_", " "), justify="right")
-    for layer in found.layers:
-        heads = [head for head in found.heads if head.layer == layer]
-        cells = []
-        for name in names:
-            values = [head.measures[name] for head in heads if name in head.measures]
-            cells.append(f"{sum(values) / len(values):.3g}" if values else "–")
-        table.add_row(layer, *cells)
+    for row in found.summary():
+        table.add_row(*row)
     console().print(table)
     for note in notes:
         console().print(note, highlight=False, soft_wrap=True)
