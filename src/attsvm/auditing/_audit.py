@@ -142,7 +142,7 @@ class Audit:
             "quantiles": list(QUANTILES),
             "heads": [vars(head) for head in self.heads],
             "documents": {
-                number: {"words": document.words, "special": document.special}
+                number: {"words": document.words, "special": document.special.tolist()}
                 for number, document in self.documents.items()
             },
         }
@@ -165,7 +165,7 @@ def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
 
         from attsvm.tables import write_table
     except ImportError as error:
-        raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[text]'.") from error
+        raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[audit]'.") from error
     write_table(pyarrow.Table.from_pylist(rows), Path(path))
 
 
@@ -256,7 +256,7 @@ def make_plan(inputs: Inputs, queries: int, competitors: int, saturated: float, 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     each, more = divmod(queries, count)
     of_text = {number: each + (place < more) for place, number in enumerate(order) if each or place < more}
-    return Plan(math.ceil(SAMPLE / count), of_text, competitors, saturated, seed)
+    return Plan(math.ceil(SAMPLE / count), frozenset(order[:SAMPLE]), of_text, competitors, saturated, seed)
 
 
 class evaluated:

@@ -146,7 +146,9 @@ def _places(inputs: Inputs, rule: str | Rule | Sequence[Sequence[int | None]]) -
         if rule not in RULES:
             raise AttsvmError(f"rule must be {', '.join(RULES)}, a function or places, but got {rule!r}.")
         rule = RULES[rule]
-    given: list[Sequence[int | None]] = [rule(d.ids) for d in inputs.documents] if callable(rule) else list(rule)
+    given: list[Sequence[int | None]] = (
+        [rule(d.ids.tolist()) for d in inputs.documents] if callable(rule) else list(rule)
+    )
     if len(given) != len(inputs.documents):
         raise AttsvmError(f"rule must have places for {len(inputs.documents)} texts, but has them for {len(given)}.")
     found = []

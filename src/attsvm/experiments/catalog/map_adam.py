@@ -48,7 +48,7 @@ FLOORED = dict(
     [
         _adam(0.95, 0.02, eps=1e-2),
         _adam(0.95, 0.02, eps=1e-4),
-        _adam(0.95, 0.02, 10**6, eps=1e-8),
+        _adam(0.95, 0.02, eps=1e-8),
     ]
 )
 """Adam with ε, at a memory that without ε forgets in time."""

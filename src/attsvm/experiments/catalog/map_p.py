@@ -131,7 +131,7 @@ EXPERIMENT = Experiment(
     id="map-p",
     title="Which margin generalises depends on the truth",
     statement="Queries select tokens by an unknown W. The max-margin solution in the norm that suits it errs least on "
-    "new queries: ℓ1 (coordinate or ℓp mirror descent, p near 1) for a sparse W, nuclear (factors K, Q) for low rank, ℓ∞ "
+    "new queries: ℓ1 (coordinate or mirror descent, p near 1) for a sparse W, nuclear (factors K, Q) for low rank, ℓ∞ "
     "(sign, Adam) for entries of equal size, spectral (Muon) for an orthogonal W, ℓ2 for a dense one. "
     "Cross-validation of the selected tokens chooses the norm from the data alone, also for truths that it was not "
     "tried on.",
