@@ -49,6 +49,7 @@ python_maximum_signature_line_length = 88
 html_theme = "furo"
 html_title = "attsvm"
 html_static_path: list[str] = []
+html_extra_path = ["explorer.html"]
 html_show_sphinx = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},

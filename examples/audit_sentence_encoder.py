@@ -53,6 +53,7 @@ class SentenceEncoder(nn.Module):
     def __init__(self, vocabulary: int, width: int = 256, wide: int = 512, hidden: int = 1536) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
+        self.frequencies: Tensor
         self.register_buffer("frequencies", torch.zeros(width // 2))
         self.layers = nn.ModuleList([Layer(width, wide, hidden), Layer(wide, wide, hidden)])
         self.head = nn.Linear(wide, wide)

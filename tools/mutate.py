@@ -35,8 +35,8 @@ SOURCE = ROOT / "src"
 PACKAGES = ("geometry", "svm", "objective", "dynamics", "diagnostics", "paths", "optim")
 TESTS = {"objective": ["objective", "diagnostics"], "dynamics": ["dynamics", "test_own_objects.py"]}
 """Tests that look at a package, where they are not in the folder of its name."""
-SKIPPED = ("_triton.py",)
-"""What runs on a GPU alone."""
+SKIPPED = ("_triton.py", "_tables.py", "_fused.py")
+"""Files that run on a GPU alone, as functions named _fused_… do."""
 MEMORY = 32 << 30
 """Bytes of addresses that one mutant may take."""
 ENOUGH = 50
@@ -58,7 +58,7 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.AnnAssign | ast.arg):
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
-            parts = [node.returns, *node.decorator_list]
+            parts = [node] if node.name.startswith("_fused_") else [node.returns, *node.decorator_list]
         elif isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             parts = [node]
         skipped |= {id(x) for part in parts if part is not None for x in ast.walk(part)}

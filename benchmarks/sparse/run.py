@@ -1,10 +1,12 @@
 """Run the benchmark of sparse training: several processes share one GPU, one row a run.
 
-    python benchmarks/sparse/run.py --plan plan.jsonl --rows rows.jsonl --tokens TOKENS --workers 4 --seconds 550
+    python benchmarks/sparse/run.py --plan benchmarks/sparse/plan.jsonl --rows new.jsonl --tokens TOKENS \\
+        --known benchmarks/results/sparse/rows.parquet --workers 4 --seconds 550
+    python benchmarks/sparse/tables.py new.jsonl
 
 A line of the plan is a Family; "lr": "best@0.9" is the learning rate with the smallest validation loss among the rows
-of seed 0 with this method and these options at 90% zeros. Runs whose row is there are skipped, so a run that was
-stopped goes on where it was, and the plan may grow while it is worked on.
+of seed 0 with this method and these options at 90% zeros. Runs whose row is there are skipped, so that the plan is
+resumed after a stop, and it may grow while it is worked on.
 """
 
 from __future__ import annotations
@@ -27,11 +29,18 @@ from training import Corpus, Family, Shape, loss_of, make_model, train_family
 
 from attsvm.models import GPT
 
+SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+def read_rows(path: Path, known: Path | None = None) -> list[dict[str, Any]]:
+    """New rows, and those that are kept as parquet."""
+    kept: list[dict[str, Any]] = []
+    if known is not None:
+        import pyarrow.parquet as pq
+
+        kept = [row | {"options": json.loads(row["options"])} for row in pq.read_table(known).to_pylist()]
+    return kept + ([json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else [])
 
 
 def read_plan(path: Path) -> list[dict[str, Any]]:
@@ -64,7 +73,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    shape = TINY if arguments.tiny else Shape()
+    shape = TINY if arguments.tiny else SMALL if arguments.small else Shape()
     corpora: dict[str, Corpus] = {}
     models: dict[bool, GPT] = {}  # of each kind one, which its compiled code is for
     losses = loss_of if arguments.eager else torch.compile(loss_of)
@@ -93,12 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--known", type=Path, help="rows of earlier runs, .parquet")
     parser.add_argument("--tokens", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=550)
     parser.add_argument("--unfused", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--small", action="store_true", help="two layers of width 64, for characters on a CPU")
     parser.add_argument("--wait", action="store_true", help="wait for more lines of the plan until the time is over")
     arguments = parser.parse_args()
     mp.set_start_method("spawn")
@@ -114,7 +125,7 @@ def main() -> None:
     running = 0
 
     def dispatch() -> bool:
-        rows = read_rows(arguments.rows)
+        rows = read_rows(arguments.rows, arguments.known)
         done = {replace_keys(row) for row in rows}
         for entry in read_plan(arguments.plan):
             family = resolve(entry, rows)

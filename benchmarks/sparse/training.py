@@ -207,6 +207,8 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3}
     elif "regrow" in family.options:
         schedule["regrow"] = family.options["regrow"]
+    if "scope" in family.options:
+        schedule["scope"] = family.options["scope"]
     return GradualPruning(optimizer, sparsity, total, **schedule)
 
 

@@ -32,24 +32,33 @@ export function gradient({ sequences, fixed }, W) {
   let largest = -Infinity;
   for (const sequence of sequences) {
     const { tokens, query } = sequence;
+    const T = tokens.length;
     const u = scoresOf(sequence);
     const key = keyOf(W, query, fixed);
-    const logits = tokens.map((x) => x[0] * key[0] + x[1] * key[1]);
-    const m = logits.indexOf(Math.max(...logits));
-    const weights = logits.map((a, t) => (t === m ? 0 : Math.exp(a - logits[m])));
-    const E = weights.reduce((sum, v) => sum + v, 0);
-    const D = weights.reduce((sum, v, t) => sum + (v / (1 + E)) * (u[t] - u[m]), 0);
+    const logits = [];
+    let m = 0;
+    for (let t = 0; t < T; t++) {
+      logits.push(tokens[t][0] * key[0] + tokens[t][1] * key[1]);
+      if (logits[t] > logits[m]) m = t;
+    }
+    let [E, D] = [0, 0];
+    for (let t = 0; t < T; t++) {
+      if (t === m) continue;
+      const weight = Math.exp(logits[t] - logits[m]);
+      E += weight;
+      D += weight * (u[t] - u[m]);
+    }
+    D /= 1 + E;
     const f = u[m] + D;
     const slope = 1 / (1 + Math.exp(-Math.abs(f))) / (1 + E);
-    for (let t = 0; t < tokens.length; t++) {
+    for (let t = 0; t < T; t++) {
       if (t === m) continue;
       const exponent = logits[t] - logits[m] - Math.max(f, 0);
       const factor = u[t] - u[m] - D;
       const size = Math.log(Math.abs(factor));
       shift = Math.max(shift, exponent);
       largest = Math.max(largest, exponent + size);
-      const step = [tokens[m][0] - tokens[t][0], tokens[m][1] - tokens[t][1]];
-      terms.push({ exponent, factor, size, slope, step, query });
+      terms.push({ exponent, factor, size, slope, a: tokens[m][0] - tokens[t][0], b: tokens[m][1] - tokens[t][1], query });
     }
   }
   // If all factors are as small as weights, as for equal scores, their size joins the exponent.
@@ -57,17 +66,16 @@ export function gradient({ sequences, fixed }, W) {
   if (far) shift = largest;
   if (shift === -Infinity) shift = 0;
   const G = fixed ? [0, 0] : [0, 0, 0, 0];
-  for (const { exponent, factor, size, slope, step, query } of terms) {
+  for (const { exponent, factor, size, slope, a, b, query } of terms) {
     const pull = slope * (far ? Math.exp(exponent + size - shift) * Math.sign(factor) : Math.exp(exponent - shift) * factor);
-    const [a, b] = [pull * step[0], pull * step[1]];
     if (fixed) {
-      G[0] += a;
-      G[1] += b;
+      G[0] += pull * a;
+      G[1] += pull * b;
     } else {
-      G[0] += a * query[0];
-      G[1] += a * query[1];
-      G[2] += b * query[0];
-      G[3] += b * query[1];
+      G[0] += pull * a * query[0];
+      G[1] += pull * a * query[1];
+      G[2] += pull * b * query[0];
+      G[3] += pull * b * query[1];
     }
   }
   return { G, shift: shift - Math.log(sequences.length) };

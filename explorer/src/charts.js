@@ -23,29 +23,25 @@ export function plain(v) {
 export function createTokens(svg) {
   const root = select(svg);
   const [grid, body] = ["grid", "body"].map((name) => root.append("g").attr("class", name));
-  return ({ state, logs, margins, support, width }) => {
-    const bar = scaleLinear([0, 1], [30, 30 + (width - 62) * 0.36]);
-    const mark = scaleLinear([-0.5, MOST], [bar(1) + 44, width - 12]).clamp(true);
-    let top = 22;
-    const rows = state.sequences.flatMap((one, sequence) => {
-      top += sequence ? 8 : 0;
-      return one.tokens.map((_, token) => ({
-        id: `${sequence}-${token}`, sequence, token, y: (top += ROW) - ROW / 2, answer: token === one.answer,
-        log: logs[sequence][token], weight: Math.exp(logs[sequence][token]), margin: margins.get(`${sequence}-${token}`), support: support.has(`${sequence}-${token}`),
-      }));
-    });
-    root.attr("viewBox", `0 0 ${width} ${top + 4}`).attr("height", top + 4);
+  const bar = scaleLinear([0, 1], [0, 1]);
+  const mark = scaleLinear([-0.5, MOST], [0, 1]).clamp(true);
+  let [drawn, groups] = ["", null];
+
+  /** What changes with sizes, answers and support, but not from frame to frame. */
+  function lay(rows, width, height) {
+    bar.range([30, 30 + (width - 62) * 0.36]);
+    mark.range([bar(1) + 44, width - 12]);
+    root.attr("viewBox", `0 0 ${width} ${height}`).attr("height", height);
     const ticks = [0, 1, 2, 3];
     grid.selectAll("line").data(ticks).join("line").attr("class", (t) => (t === 1 ? "best" : t === 0 ? "zero" : ""))
-      .attr("x1", mark).attr("x2", mark).attr("y1", 18).attr("y2", top);
+      .attr("x1", mark).attr("x2", mark).attr("y1", 18).attr("y2", height - 4);
     const titles = [[bar(0), "start", "softmax weight"], ...ticks.map((t) => [mark(t), "middle", t])];
     grid.selectAll("text").data(titles).join("text").attr("x", (t) => t[0]).attr("y", 11).attr("text-anchor", (t) => t[1])
       .text((t) => t[2]);
-
-    const groups = body.selectAll("g").data(rows, (d) => d.id).join((enter) => {
+    groups = body.selectAll("g").data(rows, (d) => d.id).join((enter) => {
       const group = enter.append("g");
-      group.append("path").attr("class", "shape");
-      group.append("text").attr("class", "number").attr("dy", "0.34em").attr("text-anchor", "end");
+      group.append("path").attr("class", "shape").attr("transform", "translate(8,0)").attr("d", (d) => symbol(SYMBOLS[d.sequence], 60)());
+      group.append("text").attr("class", "number").attr("dy", "0.34em").attr("x", 25).text((d) => d.token + 1);
       group.append("rect").attr("class", "bar").attr("height", 9).attr("y", -4.5).attr("rx", 2);
       group.append("text").attr("class", "value").attr("dy", "0.34em");
       group.append("line").attr("class", "reach");
@@ -53,13 +49,30 @@ export function createTokens(svg) {
       return group;
     }).attr("class", (d) => `row c${d.sequence}${d.answer ? " answer" : ""}${d.support ? " support" : ""}`)
       .attr("transform", (d) => `translate(0,${d.y})`);
-    groups.select(".shape").attr("transform", "translate(8,0)").attr("d", (d) => symbol(SYMBOLS[d.sequence], 60)());
-    groups.select(".number").attr("x", 25).text((d) => d.token + 1);
-    groups.select(".bar").attr("x", bar(0)).attr("width", (d) => Math.max(0.5, bar(d.weight) - bar(0)));
+    groups.select(".bar").attr("x", bar(0));
+    groups.select(".reach").attr("x1", mark(0));
+  }
+
+  return ({ state, logs, margins, support, width }) => {
+    let top = 22;
+    const rows = state.sequences.flatMap((one, sequence) => {
+      top += sequence ? 8 : 0;
+      return one.tokens.map((_, token) => {
+        const id = `${sequence}-${token}`;
+        const log = logs[sequence][token];
+        return { id, sequence, token, y: (top += ROW) - ROW / 2, log, weight: Math.exp(log), margin: margins.get(id),
+          answer: token === one.answer, support: support.has(id) };
+      });
+    });
+    const key = [width, ...rows.map((d) => [d.id, d.answer, d.support])].join();
+    if (key !== drawn) lay(rows, width, top + 4);
+    drawn = key;
+    groups.data(rows, (d) => d.id);
+    groups.select(".bar").attr("width", (d) => Math.max(0.5, bar(d.weight) - bar(0)));
     groups.select(".value").attr("x", (d) => bar(d.weight) + 4).text((d) => weighed(d.log));
-    groups.select(".mark").attr("display", (d) => (Number.isFinite(d.margin) ? null : "none")).attr("cx", (d) => mark(d.margin || 0));
-    groups.select(".reach").attr("display", (d) => (Number.isFinite(d.margin) ? null : "none"))
-      .attr("x1", mark(0)).attr("x2", (d) => mark(d.margin || 0));
+    const shown = (d) => (Number.isFinite(d.margin) ? null : "none");
+    groups.select(".mark").attr("display", shown).attr("cx", (d) => mark(d.margin || 0));
+    groups.select(".reach").attr("display", shown).attr("x2", (d) => mark(d.margin || 0));
   };
 }
 
@@ -105,12 +118,16 @@ export function createNorms(list, norms, choose) {
   labels.append("span").attr("class", "name").text((d) => d.label);
   labels.append("span").attr("class", "track").append("i");
   labels.append("span").attr("class", "value");
+  let drawn = "";
   return ({ state, efficiencies, expected }) => {
-    labels.classed("chosen", (d) => d.id === state.norm).classed("expected", (d) => d.id === expected);
-    labels.select("input").property("checked", (d) => d.id === state.norm);
+    if (drawn !== state.norm + expected) {
+      drawn = state.norm + expected;
+      labels.classed("chosen", (d) => d.id === state.norm).classed("expected", (d) => d.id === expected);
+      labels.select("input").property("checked", (d) => d.id === state.norm);
+      labels.attr("title", (d) => (d.id === expected ? "the norm whose margin this optimizer is expected to maximise" : null));
+    }
     labels.select("i").style("width", (d) => `${100 * Math.max(0, Math.min(1, efficiencies.get(d.id) || 0))}%`);
     labels.select(".value").text((d) => percent(efficiencies.get(d.id)));
-    labels.attr("title", (d) => (d.id === expected ? "the norm whose margin this optimizer is expected to maximise" : null));
   };
 }
 

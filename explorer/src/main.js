@@ -17,6 +17,7 @@ const BUDGET = 3; // milliseconds of a frame for training, and as many for solvi
 let state = fromHash(location.hash) ?? initial();
 let [run, rows, solutions, curve, widths] = [];
 let [frame, playing, held, requested, previous] = [0, true, false, false, 0];
+let [allowance, written, later] = [45, 0, 0];
 
 const plane = createPlane($("plane"), { move, choose, hold });
 const drawTokens = createTokens($("tokens"));
@@ -73,9 +74,20 @@ function hold(is) {
   request();
 }
 
+/** Writes the state into the address. Browsers allow about 100 changes in 30 s: a held arrow key has to wait. */
 function remember() {
+  clearTimeout(later);
+  const now = performance.now();
+  allowance = Math.min(45, allowance + (now - written) / 600);
+  written = now;
+  if (allowance < 1) {
+    later = setTimeout(remember, 600);
+    return;
+  }
   const hash = toHash(state);
-  if (hash !== location.hash) history.replaceState(null, "", hash);
+  if (hash === location.hash) return;
+  allowance -= 1;
+  history.replaceState(null, "", hash);
 }
 
 /** Widths are read when they change: reading them in a frame would make the browser lay the page out twice. */
@@ -129,7 +141,8 @@ function draw(shown) {
     curve.angle.push(solution.feasible ? angle(at, solution.W) : NaN);
     curve.missing.push(100 * (1 - efficiency(at, values, norm, solution)));
   }
-  plane.draw({ state, W, solution, weights, support, width: widths.plane });
+  const quiet = !held && (!playing || shown === LAST);
+  plane.draw({ state, W, solution, weights, support, width: widths.plane, quiet });
   drawTokens({ state, logs, margins, support, width: widths.tokens });
   const [angles, missing] = [curve.angle, curve.missing].map((values) => values.slice(0, shown + 1));
   drawCurve({ angle: angles, missing, frame: shown, width: widths.curve });
@@ -231,6 +244,7 @@ addEventListener("hashchange", () => {
   const asked = fromHash(location.hash);
   if (asked && toHash(asked) !== toHash(state)) restart(asked);
 });
+document.body.classList.toggle("embedded", window.self !== window.top);
 new ResizeObserver(() => {
   measure();
   request();

@@ -73,18 +73,21 @@ export function createPlane(svg, { move, choose, hold }) {
     }
   }
 
-  function handles(parent, data, name, build) {
+  function handles(parent, data, name, quiet, build) {
     return parent.selectAll("g").data(data, (h) => h.id).join((enter) => {
       const group = enter.append("g").attr("class", (h) => `${name} handle c${h.sequence}`)
         .attr("tabindex", 0).attr("role", "button").attr("data-id", (h) => h.id);
       group.append("circle").attr("class", "touch").attr("r", 20);
       build(group);
       return group.call(dragging).on("keydown", onKey);
-    }).attr("transform", (h) => at(h.point)).attr("aria-label", (h) => h.label);
+    }).attr("transform", (h) => at(h.point)).each(function (h) {
+      // A screen reader need not hear of every frame.
+      if (quiet || !this.hasAttribute("aria-label")) this.setAttribute("aria-label", h.label);
+    });
   }
 
   return {
-    draw({ state, W, solution, weights, support, width }) {
+    draw({ state, W, solution, weights, support, width, quiet }) {
       resize(width);
       const { sequences, fixed } = state;
       const shown = sequences.map((one, sequence) => {
@@ -120,7 +123,7 @@ export function createPlane(svg, { move, choose, hold }) {
       })));
       layer.halos.selectAll("circle").data(tokens, (d) => d.id).join("circle").attr("class", (d) => `halo c${d.sequence}`)
         .attr("cx", (d) => x(d.point[0])).attr("cy", (d) => y(d.point[1])).attr("r", (d) => HALO * Math.sqrt(d.weight));
-      const drawn = handles(layer.tokens, tokens, "token", (group) => {
+      const drawn = handles(layer.tokens, tokens, "token", quiet, (group) => {
         group.append("circle").attr("class", "ring").attr("r", 15.5);
         group.append("path").attr("class", "shape").attr("d", (d) => symbol(SYMBOLS[d.sequence], AREA)());
         group.append("text").attr("dy", (d) => (d.sequence === 2 ? "0.55em" : "0.36em")).text((d) => d.token + 1);
@@ -132,7 +135,7 @@ export function createPlane(svg, { move, choose, hold }) {
       }));
       layer.queries.selectAll("line").data(queries, (d) => d.id).join("line").attr("class", (d) => `stem c${d.sequence}`)
         .attr("x1", x(0)).attr("y1", y(0)).attr("x2", (d) => x(d.point[0])).attr("y2", (d) => y(d.point[1]));
-      handles(layer.queries, queries, "query", (group) => {
+      handles(layer.queries, queries, "query", quiet, (group) => {
         group.append("rect").attr("x", -11).attr("y", -9).attr("width", 22).attr("height", 18).attr("rx", 9);
         group.append("text").attr("dy", "0.32em").html((d) => `z<tspan dy="2" font-size="8">${d.sequence + 1}</tspan>`);
       });

@@ -260,6 +260,21 @@ def test_rotated_maps_meet_at_distance_zero() -> None:
         torch.testing.assert_close(A_k[head].mT @ A_q[head], (W_k.mT @ W_q).detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_kernel_that_is_not_seen_is_left_for_one_that_is() -> None:
+    """The audit of a model with Flash attention runs beside it, and gives it back."""
+
+    def unseen(*_: Any, **__: Any) -> None:
+        raise AssertionError("this kernel has no numbers to show")
+
+    transformers.AttentionInterface.register("own_flex", unseen)
+    expected = attsvm.audit(built("Llama")[0], None, [IDS[0].tolist()], norms=[])
+    model, _ = built("Llama")
+    model.config._attn_implementation = "own_flex"
+    found = attsvm.audit(model, None, [IDS[0].tolist()], norms=[])
+    assert model.config._attn_implementation == "own_flex"
+    assert [head.measures for head in found.heads] == [head.measures for head in expected.heads]
+
+
 def test_what_from_attention_refuses() -> None:
     x = torch.randn(2, 5, 16)
     with pytest.raises(attsvm.AttsvmError, match="one softmax attention, but 0 were seen"):

@@ -166,3 +166,15 @@ def test_applicability_in_words() -> None:
         "c": "applies in 1 of 2 trials: not x in 1",
         "d": "does not apply: not x (in 1 of 2 trials), not y (in 1 of 2 trials)",
     }
+
+
+def test_the_first_step_is_large_enough_where_it_crosses_the_barrier() -> None:
+    data, found = sphere(2, 3, 6, trials=30, seed=1), []
+    for lr in (1.0, 30.0, 1000.0):
+        run = plain(data, 1, lr)
+        conditions = next(x for x in verdict(run).conditions.values() if "W(0) = 0" in x)
+        holds = conditions["first step large enough (L(W(1)) below the barrier)"]
+        assert torch.equal(holds, excess_loss(data, run.W, "correlation") < loss_barrier(data, "correlation"))
+        found += holds.tolist()
+    assert any(found)
+    assert not all(found)

@@ -43,11 +43,13 @@ def answers(asked: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def drawn(shape: tuple[int, int], count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, queries and answers of `count` problems of n sequences of T tokens, as coarse as the page writes them."""
+def drawn(
+    shape: tuple[int, int], count: int, seed: int, grid: float = 0.01
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, queries and answers of `count` problems of n sequences of T tokens; the page's grid is 0.01."""
     n, T = shape
     rng = np.random.default_rng(seed)
-    X, z = rng.uniform(-2, 2, (count, n, T, 2)).round(2), rng.uniform(-2, 2, (count, n, 2)).round(2)
+    X, z = (np.round(rng.uniform(-2, 2, (count, n, *more)) / grid) * grid for more in ((T, 2), (2,)))
     return X, z, rng.integers(T, size=(count, n))
 
 
@@ -74,11 +76,14 @@ def padded(problems: list[dict[str, Any]], fixed: bool) -> attsvm.MarginProblem:
     return attsvm.att_svm(attsvm.TokenData.cross(X, z, mask=mask), answer)
 
 
-@pytest.mark.parametrize(("n", "fixed"), [(1, False), (2, False), (3, False), (3, True)])
-def test_the_solver_finds_the_librarys_optimum(n: int, fixed: bool) -> None:
+@pytest.mark.parametrize(
+    ("n", "fixed", "grid"), [(1, False, 0.01), (2, False, 0.01), (3, False, 0.01), (3, True, 0.01), (2, False, 0.5)]
+)
+def test_the_solver_finds_the_librarys_optimum(n: int, fixed: bool, grid: float) -> None:
+    """On the coarse grid tokens coincide, queries vanish, and more rows than unknowns are tight."""
     problems = []
     for T in (2, 3, 4, 6):
-        problems += [asked(*one, fixed) for one in zip(*drawn((n, T), 6, seed=10 * T + n + fixed))]
+        problems += [asked(*one, fixed) for one in zip(*drawn((n, T), 6, 10 * T + n + fixed, grid))]
     count = len(problems)
     found = answers({"problems": [problem | {"norm": norm} for norm in NORMS for problem in problems]})["solved"]
     batch = padded(problems, fixed)
@@ -98,7 +103,7 @@ def test_the_solver_finds_the_librarys_optimum(n: int, fixed: bool) -> None:
         np.testing.assert_allclose(upper, norms, rtol=1e-6)
         np.testing.assert_allclose(solution.geometry.norm(torch.tensor(W)).numpy()[feasible], upper, rtol=1e-9)
         np.testing.assert_allclose(solution.efficiency(torch.tensor(W)).numpy()[feasible], 1, rtol=1e-6)
-        if norm in STRICT:
+        if norm in STRICT and grid == 0.01:  # ℓ3 hardly determines an entry that is 0
             away = np.linalg.norm(W - solution.W.numpy(), axis=(1, 2))[feasible]
             assert (away < 1e-6 * np.linalg.norm(W, axis=(1, 2))[feasible]).all()
     assert count * len(NORMS) >= 160

@@ -62,8 +62,8 @@ def test_compiled_steps_notice_a_new_p(make):
     model, eager = network(), network()
     optimizer, reference = (make(m.parameters(), p=1.5, lr=torch.tensor(1e-3)) for m in (model, eager))
     torch._dynamo.reset()
-    step = torch.compile(optimizer.step)
-    for k, p in enumerate((1.5, 1.5, 3, 3, 1.1, 1.1)):
+    step = torch.compile(optimizer.step, backend="eager")  # what is noticed does not depend on the code made
+    for k, p in enumerate((1.5, 1.5, 3, 3)):
         for m, o, advance in ((model, optimizer, step), (eager, reference, reference.step)):
             o.param_groups[0]["p"] = p
             m.zero_grad()

@@ -228,7 +228,15 @@ def test_accelerate_resumes_bit_equal(tmp_path, make, precision):
     assert not same(straight[0], small_network())
 
 
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @make_all
+@pytest.mark.usefixtures("double")  # with one token the gradients of queries are roundings; in float32 Adam sees them
 def test_accumulated_gradients_make_the_steps_of_large_batches(make):
     accelerator, *halves = accelerated(make, gradient_accumulation_steps=2)
     for _ in range(2):
@@ -244,7 +252,7 @@ def test_accumulated_gradients_make_the_steps_of_large_batches(make):
             optimizer.step()
             scheduler.step()
     for a, b in zip(model.parameters(), halves[0].parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 def _pair(rank: int, folder: str) -> None:

@@ -1,5 +1,7 @@
 """Gradual pruning: what is 0, when, and that a stopped training goes on with the same bits."""
 
+import math
+
 import pytest
 import torch
 from small_task import batch, loss_of, network, same
@@ -230,3 +232,35 @@ def _sharded(rank: int) -> None:
 @pytest.mark.slow
 def test_sharded_parameters_lose_the_same_entries():
     run_pair(_sharded)
+
+
+def test_pruning_begins_at_the_first_step_with_the_initial_share():
+    model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.25, start=0.3, end=0.9, every=7, sparsity=0.75)
+    total = sum(param.numel() for param in pruning.params)
+    for step in range(1, STEPS + 1):
+        train(model, optimizer, pruning, range(step - 1, step))
+        number = sum(int((param == 0).sum()) for param in pruning.params)
+        due = [k for k in range(pruning.first, step + 1) if (k - pruning.first) % 7 == 0 or k == pruning.last]
+        due = [k for k in due if k <= pruning.last]
+        assert number == (round(pruning.scheduled(due[-1]) * total) if due else 0)
+    assert pruning.first == round(0.3 * STEPS) > 0
+    assert pruning.scheduled(pruning.first) == 0.25
+    middle = pruning.scheduled((pruning.first + pruning.last) / 2)
+    assert middle == pytest.approx(0.75 - 0.5 / 8)  # what is left falls by the cube
+
+
+def test_the_exchanged_share_falls_along_a_cosine():
+    _, _, pruning = start(OPTIMIZERS["AdamW"], initial=0.5, sparsity=0.5, start=0.2, end=1.0, every=1, regrow=0.4)
+    generator = torch.Generator().manual_seed(0)
+    total = sum(param.numel() for param in pruning.params)
+    for step in range(1, STEPS):
+        before = {param: mask.clone() for param, mask in pruning.masks().items()}
+        with torch.no_grad():
+            for param in pruning.params:
+                param.copy_(torch.randn(param.shape, generator=generator) * (before.get(param, True)))
+                param.grad = torch.randn(param.shape, generator=generator)
+        pruning.step()
+        if step > pruning.first + 1:  # the first one finds nothing to take back
+            dropped = sum(int((before[param] & ~mask).sum()) for param, mask in pruning.masks().items())
+            done = (step - pruning.first) / (pruning.last - pruning.first)
+            assert dropped == pytest.approx(0.4 / 2 * (1 + math.cos(math.pi * done)) * 0.5 * total, abs=1.01)

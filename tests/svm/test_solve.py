@@ -24,7 +24,7 @@ def random_tokens(data: attsvm.TokenData, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: g.name)
 def test_random_instances_are_solved_to_the_gap(size: tuple[int, int, int], geometry: attsvm.Geometry) -> None:
-    data = sphere(*size, trials=500, seed=3)
+    data = sphere(*size, trials=200, seed=3)
     problem = att_svm(data, random_tokens(data))
     solution = solve(problem, geometry)
     assert not solution.open.any()
@@ -300,3 +300,33 @@ def test_solutions_are_saved_indexed_and_shown(tmp_path) -> None:
     assert torch.equal(torch.from_numpy(picture.images[0].get_array().data), solution.W[solved])
     with pytest.raises(attsvm.AttsvmError, match="is infeasible"):
         solution.plot(solution.infeasible.nonzero()[0].item())
+
+
+@pytest.mark.parametrize("geometry", ["l1.5", "linf"])
+def test_efficiency_by_loops(geometry: str) -> None:
+    """The least margin of W/‖W‖, each row over what it asks, times the least norm; equality rows do not count."""
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=(3, 4, 5)), rng.uniform(1, 2, size=(3, 4))
+    b[:, 3] = 0
+    equality, present = np.arange(4) == 3, np.array([[True] * 4, [True] * 4, [False, True, True, True]])
+    problem = attsvm.MarginProblem.from_rows(A, b=b, equality=np.tile(equality, (3, 1)), present=present)
+    solution = solve(problem, geometry, tol=1e-11)
+    assert solution.solved.all()
+    W = torch.from_numpy(rng.normal(size=(3, 5, 1)))
+    for k in range(3):
+        rows = [i for i in range(3) if present[k, i]]
+        least = min(float(A[k, i] @ W[k, :, 0].numpy()) / b[k, i] for i in rows)
+        expected = least / solution.geometry.norm(W[k]).item() * solution.norm[k].item()
+        assert solution.efficiency(W)[k].item() == pytest.approx(expected, rel=1e-9)
+    assert torch.allclose(solution.efficiency(solution.W), torch.ones(3, dtype=torch.float64), rtol=1e-9)
+    assert torch.allclose(solution.efficiency(7 * W), solution.efficiency(W))
+    assert (solution.efficiency(torch.zeros(5, 1)) == 0).all()
+
+
+@pytest.mark.parametrize("tol", [0.0, 9e-14, 1.0, 2.0])
+def test_tolerances_that_cannot_be_meant_are_refused(tol: float) -> None:
+    problem = attsvm.MarginProblem.from_rows([[1.0, 2.0]])
+    with pytest.raises(attsvm.AttsvmError, match="tol must be between 1e-13 and 1"):
+        solve(problem, tol=tol)
+    for fine in (1e-13, 0.999):
+        assert solve(problem, tol=fine).solved.all()

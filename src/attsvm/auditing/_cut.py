@@ -96,7 +96,7 @@ def certify_change(
     A query selects token o. If its logits change by less than the margin against every other token t,
     |(k_o − k_t)ᵀ ΔW q| < m_t, the selection cannot flip. Rounding of the logits is counted against the certificate.
     """
-    return _compare(model, Inputs(model, tokenizer, texts, length), change, as_count("batch", batch))
+    return _compare(Inputs(model, tokenizer, texts, length), change, as_count("batch", batch))
 
 
 def largest_pruning(
@@ -121,14 +121,15 @@ def largest_pruning(
     tried: list[tuple[float, float]] = []
     for _ in range(as_count("steps", steps)):
         share = (low + high) / 2
-        flipped = _compare(model, inputs, pruning(share), as_count("batch", batch)).flipped
+        flipped = _compare(inputs, pruning(share), as_count("batch", batch)).flipped
         tried.append((share, flipped))
         low, high = (share, high) if flipped <= flips else (low, share)
     return low, tried
 
 
-def _compare(model: nn.Module, inputs: Inputs, change: Change, size: int) -> Cut:
+def _compare(inputs: Inputs, change: Change, size: int) -> Cut:
     counts: dict[str, Tensor] = {}
+    model = inputs.model
     with evaluated(model):
         weights = probe(model, inputs.batch([0], PROBE) if inputs.documents else next(inputs.batches(1)))
         if not weights:
@@ -139,7 +140,7 @@ def _compare(model: nn.Module, inputs: Inputs, change: Change, size: int) -> Cut
         with torch.no_grad(), capture(model, seen.append) as mode:
             current: list[Batch] = []
 
-            def again(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+            def again(module: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
                 if mode.paused:  # this is the second call
                     return
                 before = list(seen)
@@ -161,12 +162,7 @@ def _compare(model: nn.Module, inputs: Inputs, change: Change, size: int) -> Cut
                     found = _count(old, new, current[-1])
                     counts[key] = counts[key] + found if key in counts else found
 
-            hooks = [
-                model.get_submodule(name).register_forward_hook(
-                    lambda module, args, kwargs, _, name=name: again(name, module, args, kwargs), with_kwargs=True
-                )
-                for name in modules
-            ]
+            hooks = [model.get_submodule(name).register_forward_hook(again, with_kwargs=True) for name in modules]
             try:
                 for part in inputs.batches(size):
                     current[:] = [part]

@@ -112,7 +112,7 @@ def audit_rule(
     geometry, inputs = parse_geometry(geometry), Inputs(model, tokenizer, texts, length)
     if not inputs.documents:
         raise AttsvmError("rules are about tokens: give texts or token numbers.")
-    wanted = _places(inputs, rule)
+    model, wanted = inputs.model, _places(inputs, rule)
     order = torch.randperm(len(wanted), generator=torch.Generator().manual_seed(seed))[: as_count("most", most)]
     chosen: dict[int, list[tuple[int, int]]] = {}
     for index in order.tolist():
@@ -146,7 +146,9 @@ def _places(inputs: Inputs, rule: str | Rule | Sequence[Sequence[int | None]]) -
         if rule not in RULES:
             raise AttsvmError(f"rule must be {', '.join(RULES)}, a function or places, but got {rule!r}.")
         rule = RULES[rule]
-    given: list[Sequence[int | None]] = [rule(d.ids) for d in inputs.documents] if callable(rule) else list(rule)
+    given: list[Sequence[int | None]] = (
+        [rule(d.ids.tolist()) for d in inputs.documents] if callable(rule) else list(rule)
+    )
     if len(given) != len(inputs.documents):
         raise AttsvmError(f"rule must have places for {len(inputs.documents)} texts, but has them for {len(given)}.")
     found = []

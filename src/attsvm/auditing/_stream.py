@@ -19,6 +19,8 @@ class Plan:
     """Which queries are kept: as many of every text for quantiles, and of some texts for margin problems."""
 
     per_text: int
+    sampled: frozenset[int]
+    """texts, by their numbers, whose margins are kept"""
     of_text: dict[int, int]
     """queries of a text, by its number, that enter the margin problems"""
     competitors: int
@@ -128,7 +130,7 @@ class Stream:
             return
         top = logits.topk(min(1 + self.plan.competitors, T))
         kept = self.plan.order(document, row, len(places)).to(places.device)
-        sample = kept[: self.plan.per_text]
+        sample = kept[: self.plan.per_text if document in self.plan.sampled else 0]
         rows = kept[: self.plan.of_text.get(document, 0)] if row == 0 or not self.inputs.given else kept[:0]
         chosen = logits[:, rows]
         weights = _softmax(logits)  # in place of the logits
@@ -145,7 +147,7 @@ class Stream:
             }
             | self._kinds(top.indices[..., 0], places, document, T)
         )
-        if T > 1:
+        if T > 1 and len(sample):
             margin = top.values[:, sample, 0] - top.values[:, sample, 1]
             known = margin.isfinite().all(0)
             site.alone += int((~known).sum())
@@ -162,12 +164,11 @@ class Stream:
         }
         documents = self.inputs.documents
         if documents and len(documents[document].ids) == T:
-            own, kinds = documents[document], self.inputs.kinds
-            special = torch.tensor(own.special, device=selected.device)
-            found["special"] = special[selected]
-            for name, numbers in kinds.items():
-                of_kind = torch.tensor([i in numbers for i in own.ids], device=selected.device) & ~special
-                found[name] = of_kind[selected]
+            own, device = documents[document], selected.device
+            found["special"] = torch.from_numpy(own.special).to(device)[selected]
+            for name, numbers in self.inputs.kinds.items():
+                of_kind = torch.tensor([i in numbers for i in own.ids.tolist()], device=device)
+                found[name] = (of_kind & ~torch.from_numpy(own.special).to(device))[selected]
         return {name: hit.sum(1) for name, hit in found.items()}
 
     def _rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attsvm.errors import AttsvmError, did_you_mean
 from attsvm.plots._common import STYLE, import_matplotlib
@@ -46,10 +46,12 @@ def restyle(figure: Figure, style: str) -> None:
     # Text may grow by 1.35 relative to the figure before titles and legends run into one another.
     grown = min(look.size / STYLE["font.size"], 1.35 * wanted / width)
     figure.set_size_inches(wanted, wanted * height / width * max(1.0, (grown * width / wanted) ** 0.5))
-    for text in figure.findobj(mpl.text.Text):
-        text.set_fontsize(text.get_fontsize() * grown)
-        text.set_fontfamily(look.family)
-        text.set_math_fontfamily(look.mathematics)
-    for line in figure.findobj(mpl.lines.Line2D):
-        line.set_linewidth(line.get_linewidth() * grown)
-        line.set_markersize(line.get_markersize() * grown)
+    parts: list[Any] = figure.findobj()
+    for part in parts:
+        if isinstance(part, mpl.text.Text):
+            part.set_fontsize(part.get_fontsize() * grown)
+            part.set_fontfamily(look.family)
+            part.set_math_fontfamily(look.mathematics)
+        elif isinstance(part, mpl.lines.Line2D):
+            part.set_linewidth(part.get_linewidth() * grown)
+            part.set_markersize(part.get_markersize() * grown)

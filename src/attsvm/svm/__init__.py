@@ -1,7 +1,7 @@
 """Margin problems and their certified solution."""
 
 from attsvm.svm._builders import graph_finite_part, graph_svm, multiclass_svm, ntp_finite_part, ntp_svm, per_head_svm
-from attsvm.svm._problem import MarginProblem, att_svm, embedding_svm, finite_part, gen_svm, head_svm
+from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, embedding_svm, finite_part, gen_svm, head_svm
 from attsvm.svm._rank import LowRank, solve_rank
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._solve import label_margin, margin_efficiency, solve, token_margin
@@ -11,6 +11,7 @@ __all__ = [
     "MarginProblem",
     "MaxMargin",
     "Status",
+    "TokenProblem",
     "att_svm",
     "embedding_svm",
     "finite_part",

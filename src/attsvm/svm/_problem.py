@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,12 @@ from attsvm.checks import as_bool, as_count, as_float, as_index, check_real, des
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
+from attsvm.svm._rows import Rows
 from attsvm.svm._why import simple_reasons
 from attsvm.tolerances import SELECTED
+
+LARGE = 10_000
+"""Rows of an instance above which they are not all taken at once, see `_large`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +102,22 @@ class MarginProblem:
         """(d, e), the shape of W."""
         return self.A.shape[3], self.Z.shape[2]
 
+    def formed(self) -> MarginProblem:
+        """This problem with all its rows in memory: a large one over tokens (`TokenProblem`) makes them only here."""
+        return self
+
+    def least_margin(self, W: Tensor) -> Tensor:
+        """The smallest ⟨a ⊗ z, W⟩/b of the inequalities for W (B, d, e), (B,); infinite where there are none."""
+        rows = Rows(self.A.double(), self.Z.double())
+        asked = (self.present & ~self.equality).flatten(1)
+        return (rows.apply(W.to(rows.A)) / self.b.double().flatten(1)).where(asked, torch.inf).amin(1)
+
     def why(self, b: int = 0) -> list[str]:
         """Simple reasons why instance b has no solution, a sentence each: zero rows and pairs of opposite rows.
 
         Checked exactly. None of them need be there: rows may also contradict each other only all together.
         """
-        return simple_reasons(self, as_count("b", b, 0, self.B - 1))
+        return simple_reasons(self.formed(), as_count("b", b, 0, self.B - 1))
 
     def __len__(self) -> int:
         return self.B
@@ -110,6 +125,74 @@ class MarginProblem:
     def __repr__(self) -> str:
         d, e = self.shape
         return f"MarginProblem({self.B} instances, {self.rows} rows, W {d} × {e})"
+
+
+class _Formed:
+    """A tensor of a problem that forms its rows only when it is asked for."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, problem: Any, owner: type) -> Any:
+        return self if problem is None else getattr(problem.formed(), self.name)
+
+
+class TokenProblem(MarginProblem):
+    """One instance of (Gen-SVM) with so many rows that only tokens and selected sets are kept.
+
+    `solve` and `least_margin` price the rows by matrix products. A, b and the others are formed when they are asked
+    for, anew each time, which takes more than twice the memory of the tokens.
+    """
+
+    data: TokenData
+    sets: Tensor
+    A: Any = _Formed()
+    Z: Any = _Formed()
+    b: Any = _Formed()
+    equality: Any = _Formed()
+    present: Any = _Formed()
+    token: Any = _Formed()
+    A_low: Any = _Formed()
+
+    def __init__(self, data: TokenData, sets: Tensor) -> None:
+        for name, value in (("data", data), ("sets", sets), ("layout", (data.n, data.K, data.T))):
+            object.__setattr__(self, name, value)
+
+    def formed(self) -> MarginProblem:
+        return _formed(self.data, self.sets)
+
+    @property
+    def B(self) -> int:
+        return 1
+
+    @property
+    def rows(self) -> int:
+        return self.data.n * self.data.K * (self.data.T - 1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.data.d, self.data.e
+
+    def least_margin(self, W: Tensor) -> Tensor:
+        least = [value.amin() for _, value, _ in self.margins(W[0])]
+        return torch.stack(least).amin()[None]
+
+    def margins(self, W: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """⟨(x_first − x_t) ⊗ z, W⟩ (c, K, T), a few samples at a time: for the tokens outside the selected sets, and
+        for those inside; infinite, and zero, where there is no such row."""
+        data, W = self.data, W.double()
+        step = max(1, _BLOCK // (data.T * (data.d + data.K)))
+        for start in range(0, data.n, step):
+            part = slice(start, min(start + step, data.n))
+            X, sets = data.X[0, part].double(), self.sets[0, part]
+            logits = ((data.Z[0, part].double() @ W.mT) @ X.mT).contiguous()
+            value = logits.gather(-1, sets.int().argmax(-1, keepdim=True)) - logits
+            outside = data.mask[0, part] & ~sets
+            yield part, value.where(outside, torch.inf), value.where(sets, 0.0)
+
+
+_BLOCK = 2**22
+"""Entries of the tokens that are priced together."""
 
 
 def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
@@ -124,8 +207,17 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 
 
 def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
-    """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside."""
-    A, low, others, chosen = _differences(data, _check_sets(data, selected))
+    """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside.
+
+    The rows of a single instance with more than 10,000 of them are not formed: `solve` prices them from the tokens.
+    """
+    sets = _check_sets(data, selected)
+    large = data.B == 1 and data.n * data.K * (data.T - 1) > LARGE
+    return TokenProblem(data, sets) if large else _formed(data, sets)
+
+
+def _formed(data: TokenData, sets: Tensor) -> MarginProblem:
+    A, low, others, chosen = _differences(data, sets)
     return _token_problem(data, A, low, torch.where(chosen, 0.0, 1.0), chosen, data.mask.gather(-1, others), others)
 
 

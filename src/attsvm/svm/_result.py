@@ -18,7 +18,6 @@ from attsvm.named import facts_of, from_facts
 from attsvm.pages import html_table
 from attsvm.schema import Array, Schema
 from attsvm.svm._problem import MarginProblem
-from attsvm.svm._rows import Rows
 
 
 class Status(IntEnum):
@@ -142,11 +141,8 @@ class MaxMargin:
         infeasible. Equality rows do not count. The largest margin is 1/norm: the value is right to the gap, and not
         above 1 in exact arithmetic, since `lower` stands for the norm.
         """
-        problem = self.problem
-        rows = Rows(problem.A.double(), problem.Z.double())
-        W = W.to(rows.A).expand(len(self), *problem.shape)
-        asked = (problem.present & ~problem.equality).flatten(1)
-        least = (rows.apply(W) / problem.b.double().flatten(1)).where(asked, torch.inf).amin(1)
+        W = W.to(self.W).expand(len(self), *self.problem.shape)
+        least = self.problem.least_margin(W)
         norm = self.geometry.norm(W)
         value = torch.where(norm > 0, least / norm, 0.0) * self.lower
         return torch.where(self.norm.isfinite(), value, torch.nan)
@@ -154,7 +150,7 @@ class MaxMargin:
     @property
     def support_tokens(self) -> Tensor:
         """The support tokens 𝒯 of every query, boolean (B, n, K, T); only for problems over tokens."""
-        problem = self.problem
+        problem = self.problem.formed()
         if problem.token is None or problem.layout is None:
             raise AttsvmError("support_tokens needs a problem over tokens; use `support` for own rows.")
         n, K, T = problem.layout
@@ -163,7 +159,7 @@ class MaxMargin:
 
     def save(self, path: PathLike, tokens: Tensor | None = None) -> None:
         """Write problem and solution to a .npz or .safetensors file, whole or not at all, with the selected tokens."""
-        problem = self.problem
+        problem = self.problem.formed()
         arrays = {name: getattr(self, name) for name in _OWN} | {"status": self.codes}
         arrays |= {name: x for name in _PROBLEM if (x := getattr(problem, name)) is not None}
         arrays |= {"norm": self.norm, "margin": self.margin}
@@ -227,9 +223,10 @@ class MaxMargin:
         """Some of the instances, by number, slice, list or boolean mask; the first axis stays."""
         index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
         index = index.to(self.W.device)
-        picked = {name: None if (x := getattr(self.problem, name)) is None else x[index] for name in _PROBLEM}
+        problem = self.problem.formed()
+        picked = {name: None if (x := getattr(problem, name)) is None else x[index] for name in _PROBLEM}
         own = {name: getattr(self, name)[index] for name in ("codes", *_OWN)}
-        return replace(self, problem=replace(self.problem, **picked), **own)
+        return replace(self, problem=replace(problem, **picked), **own)
 
     def __iter__(self) -> Iterator[MaxMargin]:
         return (self[b] for b in range(len(self)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +13,16 @@ from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geometry
+from attsvm.progress import Tell, progress_bar
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
+from attsvm.svm._large import solve_large
 from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
-from attsvm.svm._problem import MarginProblem, att_svm, head_svm
+from attsvm.svm._problem import LARGE, MarginProblem, TokenProblem, att_svm, head_svm
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
@@ -42,7 +45,12 @@ _CHUNK_BYTES = {"cpu": 8e6, "cuda": 4e9}
 
 
 def solve(
-    problem: MarginProblem, geometry: Geometry | str = "l2", *, tol: float = 1e-9, max_iterations: int = 200
+    problem: MarginProblem,
+    geometry: Geometry | str = "l2",
+    *,
+    tol: float = 1e-9,
+    max_iterations: int = 200,
+    progress: bool = False,
 ) -> MaxMargin:
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
@@ -53,6 +61,9 @@ def solve(
     Infeasible instances and instances that do not converge come back in the same batch with their `status`; they do
     not disturb the others. Alone or in any batch an instance gets the same status, and norms that agree to `tol`, since
     both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
+
+    Instances of more than 10,000 rows are solved one by one over a working set of rows, see `_large`; `max_iterations`
+    then counts its rounds, and Ctrl-C returns the best bracket so far. `progress` shows a bar.
     """
     if not isinstance(problem, MarginProblem):
         hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
@@ -62,6 +73,26 @@ def solve(
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
     max_iterations = as_count("max_iterations", max_iterations)
+    if problem.rows > LARGE and _by_working_set(problem):
+        with torch.no_grad():
+            small = partial(_solve_small, geometry=geometry, max_iterations=max_iterations)
+            return solve_large(problem, geometry, tol, max_iterations, progress, small)
+    with progress_bar(progress, 0, problem.B, f"{problem.B} instances") as tell:
+        return _solve_small(problem, tol, geometry, max_iterations, tell)
+
+
+def _by_working_set(problem: MarginProblem) -> bool:
+    """Whether margins are asked for, not interpolation: only then W may be scaled."""
+    if isinstance(problem, TokenProblem):
+        return True
+    tied = problem.present & problem.equality
+    return not bool((tied & (problem.b != 0)).any())
+
+
+def _solve_small(
+    problem: MarginProblem, tol: float, geometry: Geometry, max_iterations: int, tell: Tell | None = None
+) -> MaxMargin:
+    """All instances together, with all their rows."""
     _, Q, R, d = problem.A.shape
     wide = 3 * d * problem.shape[1] < Q * R
     numbers = numbers_per_instance(Q, R, d, problem.shape[1], geometry, wide)
@@ -84,6 +115,8 @@ def solve(
                 _try_again(some, part.take(again), geometry, tol, max_iterations)
                 found.put(again, some)
             answer.put(index, found)
+            if tell is not None:
+                tell(int(index[-1]) + 1)
         shares = torch.maximum(share(system, answer.lam), 1e-8 * system.b)
         support = system.inequality & (rows.apply(answer.W) - system.b <= shares)
 

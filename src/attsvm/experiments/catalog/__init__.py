@@ -49,6 +49,7 @@ MODULES = (
     "emb_thm5",
     "emb_lemmas",
     "emb_kq",
+    "emb_tuples",
     "emb_fig1",
     "emb_fig2",
     "emb_fig3",
@@ -58,10 +59,13 @@ MODULES = (
     "map_muon",
     "map_batch",
     "map_decay",
+    "map_init",
+    "map_p",
     "heads_svm",
     "ntp_classes",
     "ntp_svm",
     "ntp_graph",
+    "sparse_gpt",
 )
 
 CATALOG: dict[str, Experiment] = {}

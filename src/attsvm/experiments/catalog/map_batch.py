@@ -49,7 +49,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
     rule, eta, _ = RULES[params["rule"]]
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
     steps = params["steps"]
-    result = train(data, rule=rule, lr=eta, steps=steps, batch=BATCHES[params["batch"]], record=("norm",), at=[steps])
+    options: dict[str, Any] = {"steps": steps, "record": ("norm",), "at": [steps], "compile": steps >= STEPS}
+    result = train(data, rule=rule, lr=eta, batch=BATCHES[params["batch"]], **options)
     solution = solve(att_svm(data, result.tokens), result.geometry)
     norm = result.geometry.norm
 

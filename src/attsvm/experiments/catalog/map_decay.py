@@ -41,6 +41,8 @@ RULES = {
 }
 """Rule, and the norm of the bounded problem that it should solve."""
 STEPS = 20_000
+UNIT_MARGIN = 2.3
+"""1/‖W_mm‖_∞ of these problems, as map-adam finds it."""
 DECAYS = [0.3, 0.1, 0.03]
 RIDGE = 0.01
 """Coupled decay is a penalty r‖W‖_F² with r this times λ."""
@@ -50,7 +52,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     rule, norm, coupled = RULES[params["rule"]]
     steps, decay = params["steps"], params["decay"]
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
-    options: dict[str, Any] = {"steps": steps, "record": ("norm",), "at": [steps]}
+    options: dict[str, Any] = {"steps": steps, "record": ("norm",), "at": [steps], "compile": steps >= STEPS}
     if coupled:
         result = train(data, rule=rule, lr=Decaying(0.1, 0.75), ridge=RIDGE * decay, **options)
     else:
@@ -69,6 +71,18 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns
 
 
+def _forgets(rows: Rows, rule: str, decay: float) -> bool:
+    """Does the second moment forget the first gradients in half of the steps?
+
+    At the radius 1/λ gradients are smaller by e^(−margin), and their squares reach the memory after
+    2·margin/(1 − β2) steps.
+    """
+    setting = RULES[rule]
+    if setting.coupled or not isinstance(setting.rule, Adam):
+        return True
+    return 2 * UNIT_MARGIN / decay / (1 - setting.rule.beta2) <= rows.values("steps")[0] / 2
+
+
 def _median(rows: Rows, rule: str, decay: float, column: str) -> float:
     return float(np.nanmedian(rows.where(rule=rule, decay=decay)[column]))
 
@@ -82,7 +96,7 @@ def figure(rows: Rows) -> Figure:
         ax.imshow(np.log10(np.maximum(table, 1e-6)), cmap="viridis_r", vmin=-5, vmax=0, aspect="auto")
         for i, rule in enumerate(rules):
             for j, norm in enumerate(NORMS):
-                look: dict[str, Any] = {"color": "white" if table[i, j] < 0.01 else "black", "fontsize": 8}
+                look: dict[str, Any] = {"color": "black" if table[i, j] < 3e-3 else "white", "fontsize": 8}
                 look |= {"weight": "bold"} if RULES[rule].norm == norm else {}
                 ax.text(j, i, f"{table[i, j]:.1g}", ha="center", va="center", **look)
         ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the ball")
@@ -94,9 +108,12 @@ def figure(rows: Rows) -> Figure:
 def checks(rows: Rows) -> list[Check]:
     found = []
     for rule in rows.values("rule"):
-        # A second moment of memory 1/(1 − β2) forgets the first gradients in 2·margin/(1 − β2) steps: in this time only
-        # the shortest margin allows β2 = 0.999.
-        norm, decays = RULES[rule].norm, [0.3] if "0.999" in rule else rows.values("decay")
+        norm, decays = RULES[rule].norm, [decay for decay in rows.values("decay") if _forgets(rows, rule, decay)]
+        if not decays:
+            words = f"{rule}: median KKT residual in {NORMS[norm]} at the least decay"
+            residual = _median(rows, rule, min(rows.values("decay")), f"residual_{norm}")
+            found.append(at_least(words, residual, 0.1, "not there before it forgets its first gradients"))
+            continue
         worst = max(_median(rows, rule, decay, f"residual_{norm}") for decay in decays)
         words = f"{rule}: largest median KKT residual in {NORMS[norm]}"
         found.append(at_most(words, worst, 0.02, "a KKT point of the bounded problem"))
@@ -104,7 +121,7 @@ def checks(rows: Rows) -> list[Check]:
             _median(rows, rule, decay, f"residual_{other}") for decay in decays for other in NORMS if other != norm
         ]
         words = f"{rule}: least median KKT residual in another norm"
-        found.append(at_least(words, min(others), 2 * worst, "of no other ball"))
+        found.append(at_least(words, min(others), 0.1, "of no other ball"))
         if not RULES[rule].coupled:
             shares = [_median(rows, rule, decay, "share_of_radius") for decay in decays]
             words = f"{rule}: least median of ‖W‖ over 1/λ"

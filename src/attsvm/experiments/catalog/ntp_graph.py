@@ -111,7 +111,7 @@ def checks(rows: Rows) -> list[Check]:
 EXPERIMENT = Experiment(
     id="ntp-graph",
     title="Self-attention predicts next tokens by a graph",
-    statement="One layer of self-attention with tied embeddings learns to predict the next token by log loss: for every "
+    statement="One layer of self-attention with tied embeddings learns to predict next tokens by log loss: for every "
     "last token the labels make a graph. W grows along the Graph-SVM, which puts a token above those that it beats; "
     "tokens that beat each other in a cycle stay tied, at the finite part W_fin. Without cycles W goes to the SVM "
     "alone. Proved in the paper on the mechanics of next-token prediction; measured here.",

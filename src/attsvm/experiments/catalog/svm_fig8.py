@@ -18,6 +18,8 @@ from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 STEPS = 2000
 AT = [10, 20, 50, 100, 200, 350, 500, 750, 1000, 1250, 1500, 1750, 2000]
 ACCEPTED = 500
+COMPILED = 1000
+"""Trials from which compiling the step pays, though the steps are few."""
 SETTLED = 0.1
 """A sample with label −1 and h below this is, to a step of 0.1, where h = 0: its loss is smallest, its gradient 0."""
 PREDICTED = {"svmeq": "W_svmeq", "mm": "W_mm", "1token": "W_1token"}
@@ -33,7 +35,7 @@ WHY = (
 def run(params: Params, trials: range, device: str) -> Columns:
     drawn = sphere(3, 4, params["d"], trials=trials, seed=0)
     data = TokenData.cross(drawn.X, drawn.Z, drawn.Y, MLPHead.sum_relu(drawn.B, drawn.d)).to(device)
-    result = train(data, "l2", steps=STEPS, record=("W",), at=AT)
+    result = train(data, "l2", steps=STEPS, record=("W",), at=AT, compile=True if len(trials) >= COMPILED else None)
     finite = result.W.isfinite().flatten(1).all(1)
     W = torch.where(finite[:, None, None], result.W, 1.0)
     predicted = predictions(data, W)

@@ -1,0 +1,72 @@
+"""The experiment on gradual pruning reads kept rows, and judges leads by seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attsvm import AttsvmError
+from attsvm.experiments import CATALOG, Rows
+from attsvm.experiments.catalog.sparse_gpt import SETTINGS, kept_rows
+
+pq = pytest.importorskip("pyarrow.parquet")
+EXPERIMENT = CATALOG["sparse-gpt"]
+SETTING = next(iter(SETTINGS))
+
+
+def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tuple[float, ...] = ()) -> str:
+    import pyarrow as pa
+
+    usual: dict[str, Any] = {"corpus": "imdb", "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
+    rows = []
+    for (method, share), values in losses.items():
+        kind = {"method": "mirror", "options": '{"p": 1.1}'} if method == "mirror" else {"method": method}
+        for seed, loss in enumerate(values, start=1):
+            found = {"note": "main", "seed": seed, "sparsity": share, "zeros": share, "test": loss, "validation": loss}
+            rows.append({"options": "{}"} | usual | kind | found)
+    tune = {"options": "{}", "method": "adamw", "note": "tune", "seed": 0, "sparsity": 0.9, "zeros": 0.9, **usual}
+    rows += [tune | {"test": loss + 1, "validation": loss} for loss in tuned]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    kept_rows.cache_clear()
+    return str(folder)
+
+
+def rows_of(folder: str) -> Rows:
+    data = {"sparse": folder}
+    return Rows([(cell, EXPERIMENT.run(cell, range(3), "cpu", data)) for cell in EXPERIMENT.cells(quick=False)])
+
+
+@pytest.mark.parametrize(("lead", "noise", "passed"), [(0.05, 0.001, True), (0.03, 0.001, False), (0.05, 0.03, False)])
+def test_a_lead_counts_where_it_is_large_and_beyond_the_noise(tmp_path, lead, noise, passed) -> None:
+    base = [4.5 - noise, 4.5, 4.5 + noise]
+    folder = kept(tmp_path, {("adamw", 0.95): base, ("mirror", 0.95): [loss - lead for loss in base]})
+    rows = rows_of(folder)
+    (check,) = [check for check in EXPERIMENT.checks(rows) if "95% zeros" in check.name]
+    assert f"{lead:+.3f} ± 0.000" in check.ours  # seed by seed it is exact
+    assert check.passed is passed
+    assert np.isnan(rows.where(method="Muon")["test"]).all()
+    EXPERIMENT.figure(rows).canvas.draw()
+
+
+def test_the_tuned_rate_is_the_best_by_validation(tmp_path) -> None:
+    rows = rows_of(kept(tmp_path, {("adamw", 0.95): [4.0]}, tuned=(4.3, 4.2, float("nan"))))
+    assert rows.where(setting=SETTING, method="AdamW", sparsity=0.9)["tuned"] == pytest.approx(5.2)
+    EXPERIMENT.figure(rows).canvas.draw()
+
+
+def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks/results/sparse"
+    kept_rows.cache_clear()
+    rows = rows_of(str(folder))
+    assert [check for check in EXPERIMENT.checks(rows) if check.passed and "exact zeros" in check.name]
+    assert json.dumps([row["options"] for row in kept_rows(str(folder))])
+
+
+def test_other_folders_are_refused(tmp_path) -> None:
+    kept_rows.cache_clear()
+    with pytest.raises(AttsvmError, match=r"rows\.parquet"):
+        kept_rows(str(tmp_path))

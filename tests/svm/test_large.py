@@ -1,0 +1,207 @@
+"""Instances of more than 10,000 rows: priced from the tokens, solved over a working set, certified on all rows."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracles import assert_farkas, assert_optimal, cvxpy_norm, dense
+from test_norms import norm_by_others
+from torch import Tensor
+
+import attsvm
+from attsvm import MarginProblem, MaxMargin, TokenData, att_svm, gen_svm, solve, sphere
+from attsvm.svm import TokenProblem, _large
+
+
+def planted(n: int = 700, T: int = 20, d: int = 4, e: int = 3, K: int = 1, seed: int = 0) -> tuple[TokenData, Tensor]:
+    """Tokens that some W selects, so that a solution exists; and their numbers (1, n, K)."""
+    g = torch.Generator().manual_seed(seed)
+    X, Z, W = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((n, T, d), (n, K, e), (d, e)))
+    data = TokenData.cross(X, Z)
+    return data, data.logits(W).argmax(-1)
+
+
+@pytest.fixture
+def unformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: TokenProblem) -> MarginProblem:
+        raise AssertionError("rows must not be formed")
+
+    monkeypatch.setattr(TokenProblem, "formed", refuse)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1.5", "l3", "l1", "linf", "nuclear"])
+def test_a_large_problem_is_solved_as_others_solve_it(norm: str) -> None:
+    data, tokens = planted()
+    problem = att_svm(data, tokens)
+    assert isinstance(problem, TokenProblem)
+    solution = solve(problem, norm, tol=1e-8)
+    assert solution.solved.all()
+    formed = problem.formed()
+    assert formed.rows == problem.rows == 700 * 19
+    assert_optimal(formed, solution, 1e-8)
+    by = norm_by_others if norm in ("l1", "linf") else cvxpy_norm
+    assert solution.norm.item() == pytest.approx(by(formed, solution.geometry, 0), rel=1e-6)
+    assert (solution.multipliers > 0).sum() <= solution.multipliers.numel() // 10
+    logits = data.logits(solution.W)
+    margin = logits.gather(-1, tokens[..., None]) - logits
+    at_margin = (margin < 1 + 1e-6) & (margin > 0.5)
+    assert torch.equal(solution.support_tokens & ~at_margin, torch.zeros_like(at_margin))
+
+
+def test_rows_are_never_formed(unformed: None) -> None:
+    data, tokens = planted()
+    assert solve(att_svm(data, tokens), tol=1e-9).solved.all()
+    assert solve(att_svm(data, tokens), "l3", tol=1e-6).solved.all()
+
+
+def test_many_unknowns_are_solved_by_conjugate_gradients_and_factors() -> None:
+    """More unknowns than one factors at once: the certificate holds, and agrees with the batch method."""
+    data, tokens = planted(n=1200, T=12, d=20, e=20)
+    solution = solve(att_svm(data, tokens), tol=1e-7)
+    assert solution.solved.all()
+    formed = att_svm(data, tokens).formed()
+    assert_optimal(formed, solution, 1e-7)
+    tight = (solution.multipliers > 0)[0]
+    few = MarginProblem.from_rows(formed.A[0][tight], formed.Z[0][tight.nonzero()[:, 0]])
+    assert solve(few).norm.item() == pytest.approx(solution.norm.item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l3"])
+def test_ties_hold(norm: str) -> None:
+    """In some sequences a second token is selected that has the same logit under the planted W."""
+    data, tokens = planted(d=6, e=6)
+    W = solve(att_svm(data, tokens), tol=1e-6).W[0]
+    X = data.X.clone()
+    selected = torch.zeros_like(data.mask).scatter_(-1, tokens[..., None], True)
+    for i in range(8):
+        t = int(tokens[0, i, 0])
+        other, v = (t + 1) % data.T, W @ data.Z[0, i, 0]
+        aside = X[0, i, other] - X[0, i, t]
+        X[0, i, other] = X[0, i, t] + aside - v * (aside @ v) / (v @ v)
+        selected[0, i, 0, other] = True
+    tied = TokenData.cross(X, data.Z)
+    problem = gen_svm(tied, selected)
+    solution = solve(problem, norm, tol=1e-7)
+    assert solution.solved.all()
+    logits = tied.logits(solution.W)[0, :8, 0]
+    for i in range(8):
+        inside = logits[i][selected[0, i, 0]]
+        assert (inside - inside[0]).abs().max() <= solution.violation.item() + 1e-12
+    assert solution.violation.item() < 1e-5
+    assert solution.norm.item() == pytest.approx(cvxpy_norm(problem.formed(), solution.geometry, 0), rel=1e-5)
+
+
+def test_infeasible_problems_are_proved() -> None:
+    data, tokens = planted(d=3, e=1)
+    wrong = (tokens + 1) % data.T
+    problem = att_svm(data, wrong)
+    for norm in ("l2", "linf"):
+        solution = solve(problem, norm)
+        assert solution.infeasible.all()
+        assert_farkas(problem.formed(), solution)
+    X = data.X.clone()
+    X[0, 5, (int(tokens[0, 5, 0]) + 1) % data.T] = X[0, 5, int(tokens[0, 5, 0])]
+    equal = att_svm(TokenData.cross(X, data.Z), tokens)
+    solution = solve(equal)
+    assert solution.infeasible.all()
+    assert_farkas(equal.formed(), solution)
+
+
+def test_several_queries_masks_and_single_precision() -> None:
+    data, _ = planted(n=40, T=18, d=5, e=5, K=18)
+    mask = torch.ones(18, 18, dtype=torch.bool).tril().expand(40, 18, 18)
+    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    causal = TokenData.cross(data.X[0], data.Z[0], mask=mask)
+    tokens = causal.logits(W).argmax(-1)
+    problem = att_svm(causal, tokens)
+    assert isinstance(problem, TokenProblem)
+    solution = solve(problem, tol=1e-8)
+    assert solution.solved.all()
+    assert_optimal(problem.formed(), solution, 1e-8)
+    single = att_svm(causal.to(dtype=torch.float32), tokens)
+    assert solve(single, tol=1e-8).norm.item() == pytest.approx(solution.norm.item(), rel=1e-3)
+
+
+def test_own_rows_and_several_instances() -> None:
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(2, 12_000, 5))
+    A *= np.sign(A @ rng.normal(size=5))[..., None]
+    A += 0.1 * np.sign(A)  # some margin, and rows of other lengths
+    A *= 10.0 ** rng.integers(-2, 3, size=(2, 12_000, 1))
+    b = rng.uniform(0.5, 2, size=(2, 12_000))
+    problem = MarginProblem.from_rows(A, b=b)
+    solution = solve(problem, tol=1e-8)
+    if solution.solved.all():
+        assert_optimal(problem, solution, 1e-8)
+    else:
+        assert_farkas(problem, solution)
+
+
+def test_the_cls_vector_of_many_sequences() -> None:
+    """Eq. (9): e = 1, one token selected per sequence."""
+    rng = np.random.default_rng(1)
+    E = rng.normal(size=(300, 8))
+    sequences = rng.integers(0, 300, size=(800, 20))
+    p = rng.normal(size=8)
+    padded = np.full((800, 20), -1)
+    for row, sequence in zip(padded, sequences):
+        words = np.unique(sequence)
+        row[: len(words)] = words
+    problem = attsvm.embedding_svm(E, padded, p)
+    solution = solve(problem, tol=1e-9)
+    assert solution.solved.all()
+    w = solution.W[0, :, 0].numpy()
+    scores, planted_scores = E @ w, E @ p
+    for row in padded[:100]:
+        kept = row[row >= 0]
+        best = kept[planted_scores[kept].argmax()]
+        others = scores[kept[kept != best]]
+        assert len(others) == 0 or scores[best] - others.max() >= 1 - 1e-9
+    assert solution.norm.item() == pytest.approx(cvxpy_norm(problem.formed(), solution.geometry, 0), rel=1e-6)
+
+
+def test_an_interrupt_returns_the_bracket_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, tokens = planted(d=8, e=8)
+    problem = att_svm(data, tokens)
+    whole = solve(problem, tol=1e-8)
+
+    @contextmanager
+    def asked() -> Any:
+        event = Event()
+        event.set()
+        yield event
+
+    monkeypatch.setattr(_large, "asked_to_stop", asked)
+    cut = solve(problem, tol=1e-8)
+    assert cut.open.all()
+    assert cut.iterations.item() == 1
+    assert 0 < cut.lower.item() <= whole.norm.item()
+    assert cut.upper.item() >= whole.lower.item()
+
+
+def test_efficiency_saving_and_picking(tmp_path: Any) -> None:
+    data, tokens = planted()
+    solution = solve(att_svm(data, tokens), tol=1e-8)
+    other = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for W in (solution.W, other[None]):
+        F, b, _, present = dense(solution.problem.formed())
+        values = np.einsum("nk,k->n", F[0], W.flatten().numpy()) / b[0]
+        expected = values[present[0]].min() / W.norm().item() * solution.lower.item()
+        assert solution.efficiency(W).item() == pytest.approx(expected, rel=1e-9)
+    solution.save(tmp_path / "large.npz")
+    back = MaxMargin.load(tmp_path / "large.npz")
+    assert torch.equal(back.W, solution.W)
+    assert back.problem.rows == solution.problem.rows
+    assert solution[0].norm.item() == solution.norm.item()
+
+
+def test_few_rows_stay_with_the_batch_methods() -> None:
+    problem = att_svm(sphere(6, 8, 10, trials=2))
+    assert not isinstance(problem, TokenProblem)
+    assert math.isfinite(solve(problem, progress=True).norm.sum().item())
