@@ -4,8 +4,8 @@
     python benchmarks/audit_training.py imdb.npz --optimizer muon --out rows.jsonl
 
 The first file is one of `benchmarks/sparse/corpora.py`, streams of word pieces: a GPT predicts the next piece. All but
-the most frequent pieces become one. The second is one of `attsvm transformer tokens`: a TextTransformer classifies. Every
-line of the result is a head at a step: loss, and the flat row of the audit.
+the most frequent pieces become one. The second is one of `attsvm transformer tokens`: a TextTransformer classifies.
+Every line of the result is a head at a step: loss, and the flat row of the audit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ HELD_OUT = 64
 """Texts that are audited."""
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     model: nn.Module
     loss: Callable[[Tensor], Tensor]
     """of the training texts with these numbers"""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from playwright.sync_api import sync_playwright
@@ -18,28 +20,30 @@ from playwright.sync_api import sync_playwright
 PAGE = Path(__file__).parents[1] / "docs" / "explorer.html"
 COUNT = """(() => {
   const ask = window.requestAnimationFrame.bind(window);
-  window.frameCount = 0;
-  window.requestAnimationFrame = (f) => ask((now) => (f(now), window.frameCount++));
+  window.frameTimes = [];
+  window.requestAnimationFrame = (f) => ask((now) => (f(now), window.frameTimes.push(now)));
 })()"""
-"""Counts the page's frames."""
+"""Notes when the page's frames began."""
 WIDTHS = (1280, 390)
 
 
 def measured(page: Any, action: Callable[[], None]) -> str:
-    """A row of the table: frames, and milliseconds per frame of everything and of script alone."""
+    """A row of the table: frames, median interval, and CPU time per frame of everything and of script, all in ms."""
     client = page.context.new_cdp_session(page)
     client.send("Performance.enable", {"timeDomain": "threadTicks"})
 
-    def now() -> tuple[float, float, int]:
+    def now() -> tuple[float, float]:
         metrics = {one["name"]: one["value"] for one in client.send("Performance.getMetrics")["metrics"]}
-        return metrics["TaskDuration"], metrics["ScriptDuration"], page.evaluate("frameCount")
+        return metrics["TaskDuration"], metrics["ScriptDuration"]
 
+    page.evaluate("frameTimes.length = 0")
     before = now()
     action()
     after = now()
-    frames = after[2] - before[2]
-    everything, script = (1e3 * (after[k] - before[k]) / frames for k in (0, 1))
-    return f"{frames} | {everything:.1f} | {script:.1f}"
+    times = page.evaluate("frameTimes")
+    interval = median(later - earlier for earlier, later in pairwise(times))
+    everything, script = (1e3 * (b - a) / len(times) for a, b in zip(before, after))
+    return f"{len(times)} | {interval:.1f} | {everything:.1f} | {script:.1f}"
 
 
 def drag(page: Any) -> None:
@@ -70,7 +74,7 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("Chromium must be installed to measure the page in it, but it is not.")
-    print("| width | what | frames | ms per frame | of it script |\n|---|---|---|---|---|")
+    print("| width | what | frames | median interval | CPU per frame | of it script |\n|---|---|---|---|---|---|")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for width in WIDTHS:

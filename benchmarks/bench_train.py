@@ -1,6 +1,7 @@
 """Trial-steps per second: `attsvm.dynamics.train` against a plain PyTorch loop over trials.
 
     python benchmarks/bench_train.py [--trials 500] [--json FILE] [--device cuda]
+    python benchmarks/bench_train.py --rules [--steps 200]    every rule against gradient descent
 
 The plain loop is what a researcher writes: a module, autograd, an optimizer, one trial after the other. Both run in
 float64 on one thread; CPU times are process times, the best of some repeats, taken in turns in the same run.
@@ -8,6 +9,7 @@ float64 on one thread; CPU times are process times, the best of some repeats, ta
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from attsvm import LinearHead, Lp, TokenData, sphere
-from attsvm.dynamics import Gaussian, train
+from attsvm.dynamics import Adam, Gaussian, Lion, Muon, RMSprop, Steepest, train
+from attsvm.geometry import Spectral
 
 CASES = [("W", 1.75), ("W", 2.0), ("W", 3.0), ("KQ", 2.0), ("joint", 1.75), ("joint", 2.0), ("joint", 3.0)]
 BLOCKS = {
@@ -101,16 +104,61 @@ def rate(run: Callable[..., None], *args: Any, trial_steps: int, clock: Callable
     return trial_steps / min(seconds)
 
 
+RULES = {
+    "gd": (Steepest(), 0.5),
+    "momentum": (Steepest(momentum=0.9), 0.5),
+    "sign": (Steepest(Lp(math.inf)), 0.5),
+    "l3 steepest": (Steepest(Lp(3)), 0.5),
+    "l1 steepest": (Steepest(Lp(1)), 0.5),
+    "rmsprop": (RMSprop(), 0.5),
+    "adam": (Adam(), 0.5),
+    "adam, batch 3": (Adam(), 0.5),
+    "lion": (Lion(), 0.5),
+    "spectral": (Steepest(Spectral()), 0.25),
+    "muon": (Muon(), 0.25),
+    "muon, Newton-Schulz": (Muon(newton_schulz=5), 0.25),
+}
+"""Rules, and the least share of gradient descent's speed."""
+
+
+def by_rule(trials: int, steps: int, device: str, clock: Callable[[], float]) -> None:
+    """Trial-steps per second of every rule, and as a share of gradient descent's."""
+    data = sphere(6, 8, 10, trials=trials).to(device)
+    first: dict[bool, float] = {}
+    print(f"{trials} trials, n, T, d = 6, 8, 10; float64 on {device}; trial-steps per second, and as a share of gd's")
+    print(f"{'':22}{'eager':>12}{'share':>8}{'compiled':>12}{'share':>8}{'bar':>6}")
+    for name, (rule, bar) in RULES.items():
+        cells = ""
+        for compiled in (False, True):
+            options: dict[str, Any] = {"rule": rule, "record": ["norm"], "lr": 0.02, "compile": compiled}
+            options |= {"batch": 3} if "batch" in name else {}
+
+            def run(count: int, options: dict[str, Any] = options) -> None:
+                train(data, steps=count, at=[count], **options)
+                if data.device.type == "cuda":
+                    torch.cuda.synchronize()
+
+            run(5)  # compiles
+            speed = rate(run, steps, trial_steps=trials * steps, clock=clock)
+            share = speed / first.setdefault(compiled, speed)
+            cells += f"{speed:12,.0f}{share:8.2f}"
+        print(f"{name:22}{cells}{bar:6.2f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, nargs="+", default=[500])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--rules", action="store_true", help="every rule against gradient descent")
     options = parser.parse_args()
     torch.set_num_threads(1)
     # A GPU works while the process waits for it: wall time there.
     clock = time.process_time if options.device == "cpu" else time.perf_counter
+    if options.rules:
+        by_rule(options.trials[0], options.steps, options.device, clock)
+        return
     rows = []
     print(f"n, T, d = 6, 8, 10; float64 on {options.device}; trial-steps per second, and times the plain loop's")
     print(f"{'':6}{'p':>5}{'trials':>9}{'plain':>9}{'eager':>13}{'times':>7}{'compiled':>13}{'times':>7}{'bar':>5}")

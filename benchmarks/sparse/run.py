@@ -29,6 +29,7 @@ from training import Corpus, Family, Shape, loss_of, make_model, train_family
 
 from attsvm.models import GPT
 
+SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
 
 
@@ -72,7 +73,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    shape = TINY if arguments.tiny else Shape()
+    shape = TINY if arguments.tiny else SMALL if arguments.small else Shape()
     corpora: dict[str, Corpus] = {}
     models: dict[bool, GPT] = {}  # of each kind one, which its compiled code is for
     losses = loss_of if arguments.eager else torch.compile(loss_of)
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--unfused", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--small", action="store_true", help="two layers of width 64, for characters on a CPU")
     parser.add_argument("--wait", action="store_true", help="wait for more lines of the plan until the time is over")
     arguments = parser.parse_args()
     mp.set_start_method("spawn")

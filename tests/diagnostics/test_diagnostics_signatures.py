@@ -152,3 +152,24 @@ def test_data_without_a_second_token_have_no_margin() -> None:
     W = torch.ones(1, 2, 1, dtype=torch.float64)
     solution = solve(att_svm(data), "l2")
     assert margin_ratio(data, data.optimal_tokens(), W, solution.geometry, solution).tolist() == [1.0]
+
+
+def test_a_verdict_in_words_and_as_a_picture(joint: Trajectory) -> None:
+    judged = verdict(joint, tol=1e-3)
+    assert judged.head is not None
+    rows = dict(judged.table())
+    assert rows["reached"].startswith(f"{int(judged.reached.sum())} of 3 (")
+    assert rows["v: median direction error"] == f"{judged.head.error.median().item():.3g}"
+    assert Signature.REACHED.label not in set(rows) - {"reached"}
+    found = {Signature(s) for s in judged.signature.tolist()} - {Signature.REACHED}
+    assert found
+    for signature in found:
+        number = int((judged.signature == signature).sum())
+        assert rows[signature.label] == f"{number} of 3: {ADVICE[signature]}"
+    assert "v: median direction error" not in dict(verdict(made([0, 1, 2], norm=[[1.0]] * 3)).table())
+    ax = judged.plot(pytest.importorskip("matplotlib.figure").Figure().subplots())
+    curve, tolerance = ax.get_lines()
+    assert curve.get_ydata().tolist() == pytest.approx(judged.errors.quantile(0.5, 1).tolist())
+    assert set(tolerance.get_ydata()) == {1e-3}
+    unknown = dict(verdict(Trajectory.of(sphere(2, 3, 4), torch.full((1, 4, 4), math.nan))).table())
+    assert unknown["median direction error"] == "–"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from attsvm import AttsvmError
 from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
-from attsvm.experiments import CATALOG, Check, Experiment, catalog, find, fine, verdict_line
+from attsvm.experiments import CATALOG, Check, Experiment, at_least, at_most, catalog, find, fine, verdict_line
 from attsvm.experiments.catalog import MODULES
 
 
@@ -80,3 +80,12 @@ def test_a_check_may_fail_only_for_a_reason() -> None:
     assert verdict_line([good]) == "all 1 checks passed"
     assert "explained: c" in verdict_line([good, errs])
     assert "2 of 3 checks failed: b; c" in verdict_line([good, errs, bad])
+
+
+def test_extra_checks_are_counted_apart_and_bars_say_which_way() -> None:
+    angle = at_most("angle", 2.0, 3.0, unit="°")
+    more, less = at_least("more", 0.5, 0.25, extra=True), at_least("less", 0.5, 0.75, extra=True)
+    assert angle.ours == "2° (≤ 3°)"
+    assert less.ours == "0.5 (≥ 0.75)"
+    assert verdict_line([angle, more]) == "all 1 checks and 1 extra ones passed"
+    assert verdict_line([angle, more, less]) == "0 of 1 checks and 1 of 2 extra ones failed: less"

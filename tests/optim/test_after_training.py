@@ -113,3 +113,19 @@ def test_masked_weights_are_written_as_they_are_used(tmp_path):
 def test_options_are_checked(options):
     with pytest.raises(AttsvmError, match="must be"):
         prune(gpt(), **options)
+
+
+def test_a_matrix_of_no_linear_layer_loses_its_smallest_entries():
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4, bias=False)
+            self.weight = nn.Parameter(torch.arange(1.0, 13.0).reshape(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x) @ self.weight
+
+    model = Product()
+    masks = prune(model, 0.25, inputs=[torch.ones(2, 4)])
+    assert masks["weight"].sum(1).tolist() == [0, 3, 3, 3]
+    assert (masks["first.weight"].sum(1) == 3).all()

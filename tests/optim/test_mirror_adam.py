@@ -82,7 +82,7 @@ def test_every_path_agrees_with_float64_after_100_steps(device, path, p, options
     theta, exact_theta = flat(mirrors), flat([theta for _, theta in expected])
     W, exact_W = flat(params), flat([W for W, _ in expected])
     assert error(theta, exact_theta) < 1e-6
-    # The fused step keeps what roundings of θ lose where 1/(p − 1) is whole; else they add up, 1/(p − 1) times as large.
+    # Where 1/(p − 1) is whole, the fused step keeps what roundings of θ lose; else they add up, 1/(p − 1) times each.
     keeps = not path.get("fused") or whole_exponent(inverse_exponent(p)) > 0
     assert error(W, exact_W) < (1e-6 if keeps else 5e-6)
     assert ((W - theta.sign() * theta.abs() ** (1 / (p - 1))).abs() <= 1e-6 * W.abs()).all()

@@ -208,6 +208,18 @@ def test_any_small_integer_problem_is_answered_rightly(draw: st.DataObject) -> N
     assert_farkas(problem, solution)
 
 
+@pytest.mark.parametrize("geometry", ["l1", "l1.5", "l2", "l3", "l6", "l10", "linf", "nuclear", "spectral"])
+def test_a_bracket_that_has_crossed_is_no_solution(geometry: str) -> None:
+    """No W keeps the equality. One of large norm that fails it by little, beside its norm, passed for a solution."""
+    X = [[[2, 0, 2], [0, 1, 2], [2, 1, -2]], [[0, 1, -2], [-2, -2, 0], [0, 0, 1]]]
+    selected = torch.tensor([[True, False, False], [True, False, True]]).reshape(1, 2, 1, 3)
+    problem = gen_svm(TokenData.cross(X, [[2, 1, 1], [-2, -1, -1]]), selected)
+    assert not feasible(problem).any()
+    solution = solve(problem, geometry, tol=1e-8)
+    assert solution.infeasible.all()
+    assert_farkas(problem, solution)
+
+
 numbers = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 

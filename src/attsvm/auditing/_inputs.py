@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,11 +25,29 @@ RARE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A text as its tokens: their numbers, their words as the text has them, and which are special."""
+    """A text as its tokens, in few bytes: there may be many."""
 
-    ids: list[int]
-    words: list[str]
-    special: list[bool]
+    ids: np.ndarray
+    """(T,) numbers of the tokens"""
+    special: np.ndarray
+    """(T,) which of them stand for nothing in the text"""
+    names: Callable[[list[int]], list[str]]
+    """words of token numbers"""
+    text: str = ""
+    spans: np.ndarray | None = None
+    """(T, 2) first character of every token and the one behind its last, where they are known"""
+
+    @property
+    def words(self) -> list[str]:
+        """The tokens as the text has them, with the space before them: the words of a text are the text."""
+        names = self.names(self.ids.tolist())
+        if self.spans is None:
+            return names
+        found, end = [], 0
+        for name, special, (start, stop) in zip(names, self.special, self.spans.tolist()):
+            found.append(name if special or start == stop else self.text[min(end, start) : stop])
+            end = stop
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +62,12 @@ class Batch:
 
     def run(self, model: nn.Module) -> None:
         call = model.attention if isinstance(model, TextTransformer) else model
-        call(*self.args, **self.kwargs)
+        try:
+            call(*self.args, **self.kwargs)
+        except IndexError as error:
+            raise AttsvmError(
+                f"the model cannot read these tokens ({error}): take the tokenizer that it was trained with."
+            ) from error
 
     def own(self, logits: Tensor, row: int) -> Tensor:
         """Of the logits (H, K, T) of a sequence those of its own tokens, without padding."""
@@ -72,14 +96,12 @@ class Inputs:
             self.documents = [self._document(tokenizer, text) for text in texts]
 
     def _document(self, tokenizer: Any, text: Any) -> Document:
+        spans = None
         if not isinstance(text, str):
-            ids = [int(number) for number in text][: self.length]
-            if not ids:
-                raise AttsvmError("texts must have at least one token each, but one has none.")
-            return Document(ids, [str(number) for number in ids], [False] * len(ids))
-        if tokenizer is None:
+            ids, special, names, text = [int(number) for number in text][: self.length], None, _as_numbers, ""
+        elif tokenizer is None:
             raise AttsvmError("texts need the tokenizer of the model; without one, give token numbers.")
-        if hasattr(tokenizer, "convert_ids_to_tokens"):  # of transformers
+        elif hasattr(tokenizer, "convert_ids_to_tokens"):  # of transformers
             with_places = bool(getattr(tokenizer, "is_fast", False))
             code = tokenizer(
                 text,
@@ -88,24 +110,21 @@ class Inputs:
                 return_special_tokens_mask=True,
                 return_offsets_mapping=with_places,
             )
-            ids, special = list(code["input_ids"]), [bool(x) for x in code["special_tokens_mask"]]
-            places = code["offset_mapping"] if with_places else None
-            names = tokenizer.convert_ids_to_tokens(ids)
+            ids, special, names = code["input_ids"], code["special_tokens_mask"], tokenizer.convert_ids_to_tokens
+            spans = code["offset_mapping"] if with_places else None
         else:  # of the package tokenizers
             code = tokenizer.encode(text)
-            ids, special = code.ids[: self.length], [bool(x) for x in code.special_tokens_mask[: self.length]]
-            places, names = code.offsets[: self.length], code.tokens[: self.length]
-        if not ids:
-            raise AttsvmError(f"texts must have at least one token each, but {describe(text)} has none.")
-        words = list(names)
-        if places is not None:
-            ends = [0] + [stop for _, stop in places]
-            # With the space before it, so that the words of a text are the text.
-            words = [
-                name if hidden or start == stop else text[min(end, start) : stop]
-                for name, hidden, (start, stop), end in zip(names, special, places, ends)
-            ]
-        return Document(ids, words, special)
+            ids, special, spans = (x[: self.length] for x in (code.ids, code.special_tokens_mask, code.offsets))
+            names = partial(_by_id, tokenizer)
+        if not len(ids):
+            raise AttsvmError("texts must have at least one token each, but one has none.")
+        return Document(
+            np.array(ids, np.int32),
+            np.zeros(len(ids), bool) if special is None else np.array(special, bool),
+            names,
+            text,
+            None if spans is None else np.array(spans, np.int32).reshape(-1, 2),
+        )
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Texts of similar length together, with padding behind them."""
@@ -113,6 +132,8 @@ class Inputs:
             for number, item in enumerate(self.batches_given):
                 yield _given(number, item, self.device)
             return
+        if isinstance(self.model, TextTransformer):  # whose tokens lie one behind another: padding would part them
+            size = 1
         order = sorted(range(len(self.documents)), key=lambda i: len(self.documents[i].ids))
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size])
@@ -122,7 +143,7 @@ class Inputs:
         lengths = [len(row) for row in ids]
         tokens = torch.zeros(len(ids), max(lengths), dtype=torch.long)
         for row, own in zip(tokens, ids):
-            row[: len(own)] = torch.tensor(own)
+            row[: len(own)] = torch.from_numpy(own.astype(np.int64))
         tokens = tokens.to(self.device)
         seen = torch.arange(tokens.shape[1], device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         if isinstance(self.model, TextTransformer):
@@ -144,10 +165,10 @@ class Inputs:
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
         for document in self.documents:
-            for number, word, special in zip(document.ids, document.words, document.special):
-                if not special:
-                    counts[number] += 1
-                    words[number] = word.strip()
+            own = document.ids[~document.special].tolist()
+            if not words.keys() >= set(own):
+                words |= {number: word.strip() for number, word in zip(document.ids.tolist(), document.words)}
+            counts.update(own)
         rare: set[int] = set()
         room = RARE * sum(counts.values())
         for number, count in sorted(counts.items(), key=lambda item: (item[1], item[0])):
@@ -155,8 +176,16 @@ class Inputs:
             if room < 0:
                 break
             rare.add(number)
-        marks = {number for number, word in words.items() if word and not any(char.isalnum() for char in word)}
+        marks = {number for number in counts if words[number] and not any(char.isalnum() for char in words[number])}
         return {"punctuation": marks, "rare": rare}
+
+
+def _by_id(tokenizer: Any, ids: list[int]) -> list[str]:
+    return [tokenizer.id_to_token(number) for number in ids]
+
+
+def _as_numbers(ids: list[int]) -> list[str]:
+    return [str(number) for number in ids]
 
 
 def _is_numbers(item: Any) -> bool:
@@ -172,7 +201,11 @@ def _given(number: int, item: Any, device: torch.device) -> Batch:
     if isinstance(item, Mapping):
         kwargs = {name: moved(value) for name, value in item.items()}
         seen = kwargs.get("attention_mask")
-        lengths = seen.sum(1).tolist() if isinstance(seen, Tensor) and seen.ndim == 2 else None
+        lengths = None
+        if isinstance(seen, Tensor) and seen.ndim == 2:
+            lengths = seen.sum(1).tolist()
+            if bool((seen.diff(dim=1) > 0).any()):
+                raise AttsvmError("attention_mask must have its padding behind the tokens: pad on the right.")
         return Batch([number], (), kwargs, lengths)
     args = tuple(item) if isinstance(item, tuple | list) else (item,)
     if not any(isinstance(x, Tensor) for x in args):

@@ -28,7 +28,7 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, bool]:
         from transformers import AutoConfig, AutoModel  # pyright: ignore[reportPrivateImportUsage]
         from transformers.utils import logging
     except ImportError as error:
-        raise AttsvmError("models of Hugging Face need transformers: pip install transformers.") from error
+        raise AttsvmError("models of Hugging Face need transformers: pip install 'attsvm[audit]'.") from error
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -54,7 +54,7 @@ def load_tokenizer(place: PathLike) -> Any:
 
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except ImportError as error:
-        raise AttsvmError("tokenizers of Hugging Face need transformers: pip install transformers.") from error
+        raise AttsvmError("tokenizers of Hugging Face need transformers: pip install 'attsvm[audit]'.") from error
     except (OSError, ValueError, KeyError) as error:
         raise AttsvmError(f"{path} has no tokenizer that transformers can load: {one_line(error)}") from error
 

@@ -19,6 +19,8 @@ class Plan:
     """Which queries are kept: as many of every text for quantiles, and of some texts for margin problems."""
 
     per_text: int
+    sampled: frozenset[int]
+    """texts, by their numbers, whose margins are kept"""
     of_text: dict[int, int]
     """queries of a text, by its number, that enter the margin problems"""
     competitors: int
@@ -70,8 +72,6 @@ class Site:
     margins: list[Tensor] = field(default_factory=list)
     """(H, m) of the sampled queries of every text"""
     rows: list[Rows] = field(default_factory=list)
-    alone: int = 0
-    """queries that see one token: they have no margin"""
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
@@ -107,7 +107,8 @@ class Stream:
             part = _row(attended, row)
             document = self.batch.documents[row if len(self.batch.documents) == B else 0]
             logits = self.batch.own(part.logits()[0], row)
-            self._text(site, part, logits, document, row, tuple(None if x is None else x[row] for x in hidden))
+            number = row if self.inputs.given else 0  # texts are the same in any batch
+            self._text(site, part, logits, document, number, tuple(None if x is None else x[row] for x in hidden))
 
     def _text(
         self,
@@ -119,17 +120,16 @@ class Stream:
         hidden: tuple[Tensor | None, ...],
     ) -> None:
         T = logits.shape[-1]
-        seen = logits > -torch.inf
-        some = seen.any(-1).all(0)
+        some = (logits.amax(-1) > -torch.inf).all(0)
         if not bool(some.all()):  # queries that see nothing at all
-            logits, seen = logits[:, some], seen[:, some]
+            logits = logits[:, some]
         places = some.nonzero()[:, 0]
         if not len(places):
             return
         top = logits.topk(min(1 + self.plan.competitors, T))
         kept = self.plan.order(document, row, len(places)).to(places.device)
-        sample = kept[: self.plan.per_text]
-        rows = kept[: self.plan.of_text.get(document, 0)] if row == 0 or not self.inputs.given else kept[:0]
+        sample = kept[: self.plan.per_text if document in self.plan.sampled else 0]
+        rows = kept[: self.plan.of_text.get(document, 0) if row == 0 else 0]
         chosen = logits[:, rows]
         weights = _softmax(logits)  # in place of the logits
         share = weights.amax(-1)
@@ -145,10 +145,9 @@ class Stream:
             }
             | self._kinds(top.indices[..., 0], places, document, T)
         )
-        if T > 1:
+        if T > 1 and len(sample):
             margin = top.values[:, sample, 0] - top.values[:, sample, 1]
-            known = margin.isfinite().all(0)
-            site.alone += int((~known).sum())
+            known = margin.isfinite().all(0)  # a query that sees one token has none
             site.margins.append(margin[:, known].float().cpu())
         if len(rows):
             self._rows(site, attended, document, places, rows, top, chosen.softmax(-1), hidden)
@@ -162,12 +161,11 @@ class Stream:
         }
         documents = self.inputs.documents
         if documents and len(documents[document].ids) == T:
-            own, kinds = documents[document], self.inputs.kinds
-            special = torch.tensor(own.special, device=selected.device)
-            found["special"] = special[selected]
-            for name, numbers in kinds.items():
-                of_kind = torch.tensor([i in numbers for i in own.ids], device=selected.device) & ~special
-                found[name] = of_kind[selected]
+            own, device = documents[document], selected.device
+            found["special"] = torch.from_numpy(own.special).to(device)[selected]
+            for name, numbers in self.inputs.kinds.items():
+                of_kind = torch.tensor([i in numbers for i in own.ids.tolist()], device=device)
+                found[name] = (of_kind & ~torch.from_numpy(own.special).to(device))[selected]
         return {name: hit.sum(1) for name, hit in found.items()}
 
     def _rows(

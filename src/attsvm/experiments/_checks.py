@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Check:
     """`name` says what must hold, `paper` what the paper or the claim says of it, `ours` what came out.
 
-    `why` explains a failure for which the paper is to blame; other checks hold the evidence.
+    `why` explains a failure for which the paper is to blame; other checks hold the evidence. An `extra` check is one of
+    those, or another that the paper does not state: extra checks are counted apart.
     """
 
     name: str
@@ -18,20 +19,43 @@ class Check:
     passed: bool
     note: str = ""
     why: str = ""
+    extra: bool = False
 
     def __post_init__(self) -> None:
         # json and templates do not take numpy's booleans for booleans
         object.__setattr__(self, "passed", bool(self.passed))
 
 
-def at_most(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
-    """value ≤ bound; a value that is not a number fails."""
-    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value <= bound, note, why)
+def at_most(
+    name: str,
+    value: float,
+    bound: float,
+    paper: str = "",
+    note: str = "",
+    why: str = "",
+    *,
+    unit: str = "",
+    extra: bool = False,
+) -> Check:
+    """value ≤ bound, both in this unit; a value that is not a number fails."""
+    ours = f"{number(value)}{unit} (≤ {number(bound)}{unit})"
+    return Check(name, paper, ours, value <= bound, note, why, extra)
 
 
-def at_least(name: str, value: float, bound: float, paper: str = "", note: str = "", why: str = "") -> Check:
-    """value ≥ bound; a value that is not a number fails."""
-    return Check(name, paper, f"{number(value)} (bar {number(bound)})", value >= bound, note, why)
+def at_least(
+    name: str,
+    value: float,
+    bound: float,
+    paper: str = "",
+    note: str = "",
+    why: str = "",
+    *,
+    unit: str = "",
+    extra: bool = False,
+) -> Check:
+    """value ≥ bound, both in this unit; a value that is not a number fails."""
+    ours = f"{number(value)}{unit} (≥ {number(bound)}{unit})"
+    return Check(name, paper, ours, value >= bound, note, why, extra)
 
 
 def number(value: float) -> str:
@@ -47,11 +71,17 @@ def fine(checks: list[Check]) -> bool:
 
 
 def verdict_line(checks: list[Check]) -> str:
-    """One line for a table of contents."""
-    failed = [check.name for check in checks if not check.passed and not check.why]
-    explained = [check.name for check in checks if not check.passed and check.why]
-    if failed:
-        return f"{len(failed) + len(explained)} of {len(checks)} checks failed: {'; '.join(failed + explained)}"
-    if explained:
-        return f"{len(checks) - len(explained)} of {len(checks)} checks passed; explained: {'; '.join(explained)}"
-    return f"all {len(checks)} checks passed"
+    """One line for a table of contents; checks of the claim and extra ones are counted apart."""
+    stated, extra = ([check for check in checks if check.extra == kind] for kind in (False, True))
+    failed = [check for check in checks if not check.passed and not check.why]
+    explained = [check for check in checks if not check.passed and check.why]
+    if not failed and not explained:
+        return f"all {len(stated)} checks{f' and {len(extra)} extra ones' if extra else ''} passed"
+
+    def counted(passed: bool) -> str:
+        numbers = [(sum(check.passed == passed for check in some), len(some)) for some in (stated, extra)]
+        more = f" and {numbers[1][0]} of {numbers[1][1]} extra ones" if extra else ""
+        return f"{numbers[0][0]} of {numbers[0][1]} checks{more}"
+
+    names = "; ".join(check.name for check in failed + explained)
+    return f"{counted(False)} failed: {names}" if failed else f"{counted(True)} passed; explained: {names}"

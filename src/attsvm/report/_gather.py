@@ -29,6 +29,8 @@ class Section:
     paths: list[Path]
     figure: Figure | None
     checks: list[Check]
+    trials: list[int]
+    """Of every cell."""
 
     @property
     def complete(self) -> bool:
@@ -42,6 +44,14 @@ class Section:
     def explained(self) -> bool:
         """Has nothing failed except where the paper errs?"""
         return self.complete and not self.passed and fine(self.checks)
+
+    @property
+    def caption(self) -> str:
+        """How many trials the figure shows."""
+        least, most = min(self.trials), max(self.trials)
+        each = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        cells = f" in each of {len(self.trials)} cells" if len(self.trials) > 1 else ""
+        return f"{each} trial{'s' if most > 1 else ''}{cells}"
 
     @property
     def verdict(self) -> str:
@@ -89,4 +99,5 @@ def _section(runs: Path, experiment: Experiment) -> Section | None:
         paths=stored.paths,
         figure=experiment.figure(rows) if rows is not None else None,
         checks=experiment.checks(rows) if rows is not None else [],
+        trials=[batch.trials for batch in stored.batches if batch.start == 0],
     )

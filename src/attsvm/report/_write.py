@@ -14,9 +14,14 @@ from attsvm._version import __version__
 from attsvm.files import make_folder
 from attsvm.pages import render, write_page
 from attsvm.report._gather import Section
+from attsvm.report._typeset import html, typeset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+WIDEST = 10.0
+"""Inches of the page's width; wider figures are laid out anew."""
 
 
 def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
@@ -31,12 +36,13 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
         version=__version__,
         passed=sum(section.passed for section in sections),
         explained=sum(section.explained for section in sections),
-        checks=sum(len(section.checks) for section in sections),
-        checks_passed=sum(check.passed for section in sections for check in section.checks),
+        stated=[check.passed for section in sections for check in section.checks if not check.extra],
+        extra=[check.passed for section in sections for check in section.checks if check.extra],
         # The time of rows that two figures share counts once.
         seconds=sum({(s.experiment.rows_of or s.experiment.id): s.seconds for s in sections}.values()),
         quick=any(section.quick for section in sections),
         link=link,
+        math=html,
         svg={s.experiment.id: inline_svg(s.figure, s.experiment.id) for s in sections if s.figure is not None},
         runs=runs,
         own=any(not section.experiment.paper for section in sections),
@@ -53,6 +59,7 @@ def export_figures(sections: Sequence[Section], folder: Path, style: str | None 
     for section in sections:
         if section.figure is not None:
             paths = [folder / f"{section.experiment.id}.{ending}" for ending in ("pdf", "svg")]
+            typeset(section.figure)
             if style is not None:
                 restyle(section.figure, style)
             save_figure(section.figure, *paths)
@@ -61,11 +68,16 @@ def export_figures(sections: Sequence[Section], folder: Path, style: str | None 
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element: scales with the page, says its name to a screen reader, ids are its own."""
+    """The figure as an <svg> element: as wide as it was drawn, so that letters have one size on the whole page. It says
+    its name to a screen reader, and its ids are its own."""
     import matplotlib as mpl
 
     from attsvm.plots import STYLE
 
+    width, height = figure.get_size_inches()
+    width = min(width, WIDEST)
+    figure.set_size_inches(width, height)
+    typeset(figure)
     buffer = io.StringIO()
     # Text as outlines: a phone has none of matplotlib's fonts, and letters of other widths would overlap.
     style: dict[Any, Any] = STYLE | {"svg.fonttype": "path", "svg.hashsalt": name}
@@ -79,4 +91,5 @@ def inline_svg(figure: Figure, name: str) -> str:
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
     svg = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', svg)
     opening = re.sub(r' (width|height)="[^"]*"', "", svg[: svg.index(">")])
-    return f'{opening} role="img" aria-label="Figure of {name}"' + svg[svg.index(">") :]
+    look = f'style="width: calc({width:.3g} * var(--inch))" role="img" aria-label="Figure of {name}"'
+    return f"{opening} {look}" + svg[svg.index(">") :]

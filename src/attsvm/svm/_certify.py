@@ -55,8 +55,11 @@ class Answer:
 
 
 def status_of(answer: Answer, tol: float) -> Tensor:
-    """Solved where the bracket is within the tolerance, and what W leaves of the equalities too."""
-    solved = answer.upper - answer.lower <= tol * answer.lower
+    """Solved where the bracket is within the tolerance, and what W leaves of the equalities too.
+
+    A `lower` above `upper` by more speaks of equalities that W fails by too much, small as that is beside its norm.
+    """
+    solved = (answer.upper - answer.lower).abs() <= tol * answer.lower
     solved &= (answer.violation <= tol * answer.upper[:, None]).all(1)  # rows have norm 1 or so
     return torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
 

@@ -12,7 +12,7 @@ from attsvm.errors import AttsvmError
 from attsvm.pages import render, write_page
 from attsvm.transformer._pivotal import Review, pivotal_reviews
 
-_DARKEST = 0.85
+_DARKEST = 0.75
 """Opacity of a word with all of the attention: it can still be read."""
 
 

@@ -50,7 +50,7 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     checks=checks,
-    trials=2,
+    trials=1,
     quick=1,
     batch=1,
     cost=lambda params: 500.0 if params["size"] == PAPER else 3.0,

@@ -160,8 +160,8 @@ def checks(rows: Rows) -> list[Check]:
             "both trained: largest change of ppᵀ − WWᵀ over ‖p‖²",
             float(both["balance"].max()),
             0.02,
-            "the flow keeps it",
-            "our own; what is left comes from steps of finite length",
+            note="the flow keeps it; what is left comes from steps of finite length",
+            extra=True,
         ),
     ]
 

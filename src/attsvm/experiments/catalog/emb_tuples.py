@@ -114,7 +114,7 @@ def checks(rows: Rows) -> list[Check]:
     first = "the one-layer model uses first-order statistics"
     accuracy = f"{one['accuracy'].mean():.1%} and {two['accuracy'].mean():.1%} of fresh sequences"
     return [
-        at_most("largest |α_s| of single tokens", float(rows["single tokens"].max()), 0.0, "made so"),
+        at_most("largest |α_s| of single tokens", float(rows["single tokens"].max()), 0.0, note="made so", extra=True),
         at_most(
             "one layer: largest share of groups with all four pairs right",
             float(_whole_groups(one).max()),

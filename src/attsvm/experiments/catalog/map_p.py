@@ -69,8 +69,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
 
 
 def _some(data: TokenData, samples: Tensor) -> TokenData:
-    parts = (data.X, data.Z, data.Y, data.mask)
-    return TokenData(*(x[:, samples] for x in parts), trials=data.trials)
+    X, Z, Y, mask = (x[:, samples] for x in (data.X, data.Z, data.Y, data.mask))
+    return TokenData(X, Z, Y, mask, trials=data.trials)
 
 
 def _errors(rows: Rows, truth: str) -> np.ndarray:
@@ -131,7 +131,7 @@ EXPERIMENT = Experiment(
     id="map-p",
     title="Which margin generalises depends on the truth",
     statement="Queries select tokens by an unknown W. The max-margin solution in the norm that suits it errs least on "
-    "new queries: ℓ1 (coordinate or ℓp mirror descent, p near 1) for a sparse W, nuclear (factors K, Q) for low rank, ℓ∞ "
+    "new queries: ℓ1 (coordinate or mirror descent, p near 1) for a sparse W, nuclear (factors K, Q) for low rank, ℓ∞ "
     "(sign, Adam) for entries of equal size, spectral (Muon) for an orthogonal W, ℓ2 for a dense one. "
     "Cross-validation of the selected tokens chooses the norm from the data alone, also for truths that it was not "
     "tried on.",

@@ -59,7 +59,7 @@ def checks(rows: Rows) -> list[Check]:
     for p in rows.values("p"):
         cell = rows.where(p=p)
         paper = "each path follows the direction of the corresponding solution (Figure 5)"
-        found.append(at_most(f"p = {p}: degrees between the two entries and the ray", _angle(cell), 5.0, paper))
+        found.append(at_most(f"p = {p}: angle between the two entries and the ray", _angle(cell), 5.0, paper, unit="°"))
         end = float(cell["divergence"][0, -1])
         found.append(at_most(f"p = {p}: divergence of all of W from the solution", end, 0.01, paper))
     return found

@@ -119,12 +119,12 @@ def _compare(runs: Runs, other: Runs) -> Check:
     """Is the first better, by more than the seeds' noise?"""
     a, b = _paired(runs, other, "best")
     mean, half = interval(100 * (a - b))
-    paper = "not in the paper"
+    paper = ""
     if (runs.method, runs.layers) in PAPER and (other.method, other.layers) in PAPER:
         paper = f"+{PAPER[runs.method, runs.layers][0] - PAPER[other.method, other.layers][0]:.2f} points (Table 1)"
     ours = f"{_points(mean, half)}, {runs.extent} against {other.extent}"
     name = f"size {runs.layers}{_comma(runs.variant)}: {runs.method} above {other.method}, best epoch"
-    return Check(name, paper, ours, mean - np.nan_to_num(half) > 0)
+    return Check(name, paper, ours, mean - np.nan_to_num(half) > 0, extra=not paper)
 
 
 def _precision(precise: Runs, plain: Runs) -> Check:
@@ -136,7 +136,7 @@ def _precision(precise: Runs, plain: Runs) -> Check:
     seeds = f"{len(a)} seed{'s' * (len(a) > 1)}"
     ours = f"{difference:+.2f} points ({seeds}); between seeds of bf16 a standard deviation of {noise:.2f}"
     name = f"size {plain.layers}: {plain.method} in bf16 within two standard deviations of float32, best epoch"
-    return Check(name, "not in the paper", ours, bool(abs(difference) <= 2 * noise))
+    return Check(name, "", ours, bool(abs(difference) <= 2 * noise), extra=True)
 
 
 def _at_equal_fit(runs: Runs, other: Runs) -> Check:
@@ -149,7 +149,7 @@ def _at_equal_fit(runs: Runs, other: Runs) -> Check:
     mean, half = interval(100 * (read[0] - read[1]))
     ours = f"{_points(mean, half)} at train accuracy {level:.2f} (mean of five epochs)"
     name = f"size {runs.layers}{_comma(runs.variant)}: {runs.method} above {other.method} at equal train accuracy"
-    return Check(name, "not in the paper", ours, mean - np.nan_to_num(half) > 0)
+    return Check(name, "", ours, mean - np.nan_to_num(half) > 0, extra=True)
 
 
 def _paired(runs: Runs, other: Runs, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -96,6 +96,7 @@ def checks(rows: Rows) -> list[Check]:
                 f"{hits} of {len(cell)} searches",
                 hits == len(cell),
                 f"after {seen} instances",
+                extra=True,
             )
         )
         k = int(np.argmin(np.where(cell["found"], np.abs(cell["differences"]).sum((1, 2)), np.inf)))
@@ -111,6 +112,7 @@ def checks(rows: Rows) -> list[Check]:
                 paper,
                 f"token differences {rows_of}, v = ({v}); lead {cell['first'][k]:.3g}, then {cell['later'][k]:.3g}",
                 falls,
+                extra=True,
             )
         )
     return found

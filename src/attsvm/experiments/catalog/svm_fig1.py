@@ -93,7 +93,9 @@ def checks(rows: Rows) -> list[Check]:
     for name, title in (("W", "W z"), ("KQ", "K Qᵀz")):
         cell = rows.where(trained=name)
         paper = "gradient paths align with the SVM directions as k increases"
-        found.append(at_most(f"largest angle of {title} to its SVM direction", float(_angles(cell).max()), 3.0, paper))
+        found.append(
+            at_most(f"largest angle of {title} to its SVM direction", float(_angles(cell).max()), 3.0, paper, unit="°")
+        )
         fine = bool(cell["optimal"].all())
         name = f"{title}: the optimal tokens are chosen"
         found.append(Check(name, "stars mark optimal tokens", "yes" if fine else "no", fine))

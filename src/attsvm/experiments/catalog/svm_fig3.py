@@ -121,7 +121,8 @@ def figure(rows: Rows) -> Figure:
     for ax, cell in ((left, attention), (middle, regression)):
         w = cell["w"][0, -1]
         at = cell["x"][0].reshape(-1, 2).mean(0) if ax is left else np.zeros(2)
-        ax.annotate("", at + w / np.linalg.norm(w), at, arrowprops={"arrowstyle": "->", "lw": 1.8})
+        end = at + w / np.linalg.norm(w)
+        ax.annotate("", (end[0], end[1]), (at[0], at[1]), arrowprops={"arrowstyle": "->", "lw": 1.8})
         ax.set(xlabel="first coordinate", ylabel="second coordinate", aspect="equal")
         ax.set(xlim=(-2.6, 2.6), ylim=(-2.6, 2.6))
     for look, (name, cell) in zip(SERIES, ((ATTENTION, attention), (REGRESSION, regression))):

@@ -317,15 +317,22 @@ def figure(rows: Rows) -> Figure:
 
 def checks(rows: Rows) -> list[Check]:
     def share(
-        name: str, case: str, paper: str, applies: bool | None = True, *, why: str = "", wanted: float = 1.0
+        name: str,
+        case: str,
+        paper: str,
+        applies: bool | None = True,
+        *,
+        why: str = "",
+        wanted: float = 1.0,
+        extra: bool = False,
     ) -> Check:
         value, count = _share(rows, case, applies)
         judge = at_least if wanted == 1 else at_most
-        return judge(name, value, wanted, paper, f"{count} trials", why=why)
+        return judge(name, value, wanted, paper, f"{count} trials", why=why, extra=extra)
 
     def differs(name: str, case: str, applies: bool | None, paper: str) -> Check:
         value, count = _share(rows, case, applies)
-        return Check(name, paper, f"{value:.1%} of {count} trials", value < 1)
+        return Check(name, paper, f"{value:.1%} of {count} trials", value < 1, extra=True)
 
     one, counter, local, sixth = (rows.where(case=case) for case in (ONE, COUNTER, LOCAL, COUNTER_6))
     ratio = (local["misalignment"] / local["before"])[local["applies"]]
@@ -345,13 +352,19 @@ def checks(rows: Rows) -> list[Check]:
         share("scores equal up to 1e-3, n = 1: the optimal token is chosen", NEARLY, "Theorem 5"),
         share("equal scores, n = 4: the optimal tokens are chosen from W = 0", EQUAL_ZERO, "Theorem 4", why=REFUTED),
         share("equal scores, n = 4: the optimal tokens are chosen from any start", EQUAL[0], "Theorem 4", why=REFUTED),
-        share("counter-example: the second sequence goes ever further to the wrong token", COUNTER, "none"),
+        share(
+            "counter-example: the second sequence goes ever further to the wrong token",
+            COUNTER,
+            "Theorem 4 says: none",
+            extra=True,
+        ),
         at_least(
             "counter-example: smallest 1 − corr with W_mm after 20,000 plain GD steps",
             float(counter["misalignment"].min()),
             _least_away_4(),
             "Theorem 4 says 0",
             "the bar follows from the proof, which keeps W in a cone for ever",
+            extra=True,
         ),
         differs("other scores: not from every start", EQUAL[1], None, "outside the theorem"),
         share("Assumption C: W = 0 leads to the optimal tokens", FIRST, "Theorem 6: global direction"),
@@ -360,12 +373,14 @@ def checks(rows: Rows) -> list[Check]:
             "counter-example: the wrong token of the third sequence is selected, η from 0.2/L_W to 1/L_W",
             COUNTER_6,
             "Theorem 6 says: none",
+            extra=True,
         ),
         Check(
             "counter-example: interval arithmetic and induction prove it for η = 3.8e-4",
             "Theorem 6 says that the optimal token is selected",
             "proved" if sixth["proved"].all() else "not proved",
             bool(sixth["proved"].all()),
+            extra=True,
         ),
         at_least(
             "counter-example: smallest 1 − corr with W_mm after 4,000 plain GD steps",
@@ -373,11 +388,13 @@ def checks(rows: Rows) -> list[Check]:
             _least_away_6(),
             "Theorem 6 says 0",
             "the bar is what a third logit on the wrong side forces, whatever W is",
+            extra=True,
         ),
         share(
             "counter-example, one step of η₀ that crosses the barrier, then 1/L_W: the optimal tokens",
             SCHEDULED,
             "Theorem 6, corrected",
+            extra=True,
         ),
         share(
             "counter-example, η₀ ≤ 0.1, then 1/L_W: the wrong token all the same",
@@ -385,8 +402,14 @@ def checks(rows: Rows) -> list[Check]:
             "Theorem 6 says: none",
             False,
             wanted=0.0,
+            extra=True,
         ),
-        share("Assumption C and a first step that is large enough: the optimal tokens", LARGE, "Theorem 6, corrected"),
+        share(
+            "Assumption C and a first step that is large enough: the optimal tokens",
+            LARGE,
+            "Theorem 6, corrected",
+            extra=True,
+        ),
         share("a start near a locally optimal solution stays with its tokens", LOCAL, "Theorem 7, for ‖W(0)‖ ≥ R"),
         at_most("near start: largest 1 − corr over that of the start", float(np.max(ratio)), 0.99, "Theorem 7"),
         share("plain GD, equal scores, n = 1: no wrong token that is final", stated[ONE], "Theorem 4"),
