@@ -43,6 +43,9 @@ bench: $(STAMP)  ## solver against cvxpy, training against a plain loop, in CPU 
 explorer:  ## build docs/explorer.html from explorer/ (needs node)
 	cd explorer && npm ci --no-audit --no-fund && npm run build
 
+fuzz: $(STAMP)  ## damaged files, odd calls, kills, two processes, certificates in exact arithmetic: one table, 20 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py
+
 clean:  ## remove the environment and everything generated
 	rm -rf $(VENV) demo docs/_build docs/gallery docs/benchmarks explorer/node_modules
 	rm -rf .pytest_cache .ruff_cache .hypothesis

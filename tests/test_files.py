@@ -312,3 +312,15 @@ def test_a_run_folder_is_cleared_of_what_killed_writers_left(tmp_path: Path) -> 
         left = {path.name for path in tmp_path.iterdir()}
     assert left >= {living, ".mine.tmp.txt", "notes.txt"}
     assert not any(token in name for name in left)
+
+
+def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
+    """The library of safetensors shuffles what it is told about the arrays."""
+    arrays = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(0), "ü": torch.ones(3, dtype=torch.int64)}
+    facts = {name: f"{name}é" for name in "hgfedcba"}
+    for number in range(6):
+        write_arrays(tmp_path / f"{number}.safetensors", arrays, {f"fact {name}": fact for name, fact in facts.items()})
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    found, strings = read_arrays(tmp_path / "0.safetensors")
+    assert all(np.array_equal(found[name], array.numpy()) for name, array in arrays.items())
+    assert strings == {f"fact {name}": fact for name, fact in facts.items()}

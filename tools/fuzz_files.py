@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pickle
 import re
 import sys
@@ -28,6 +29,23 @@ from attsvm.errors import AttsvmError
 from attsvm.files import read_arrays, write_arrays, write_json
 
 Reader = Callable[[Path], Any]
+
+CANARY = Path(tempfile.gettempdir()) / f"attsvm-canary-{os.getpid()}"
+"""What appears if anything of a file or an argument is run."""
+
+
+class Evil:
+    """A pickle that makes the canary."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {CANARY}",)
+
+
+def was_run() -> bool:
+    """Has anything been run since the last time?"""
+    found = CANARY.exists()
+    CANARY.unlink(missing_ok=True)
+    return found
 
 
 @dataclass(frozen=True)
@@ -270,7 +288,8 @@ def damages(path: Path, rng: np.random.Generator, free: str = "$.") -> Iterator[
         yield "byte flipped", put(content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :])
         yield "bytes lost", put(content[:at] + content[at + 1 + cut % 8 :])
         yield "bytes added", put(content[:at] + rng.bytes(1 + cut % 8) + content[at:])
-        yield "another file", put([b"", rng.bytes(200), b"PK\x03\x04", b"{}", b"[" * 100_000][cut % 5])
+        others = [b"", rng.bytes(200), b"PK\x03\x04", b"{}", b"[" * 100_000, pickle.dumps(Evil())]
+        yield "another file", put(others[cut % 6])
         if path.suffix == ".json":
             yield "JSON", lambda: path.write_text(json.dumps(_damaged_json(json.loads(content), rng)))
         if path.suffix in (".npz", ".safetensors"):
@@ -291,7 +310,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray], facts: dict[str, str]) -> 
 
 def _damaged_json(content: Any, rng: np.random.Generator) -> Any:
     """One place, anywhere inside, lost or replaced by what cannot stand there."""
-    odd = [None, True, -1, 1.5, 1e400, "x", [], {}, [[[]]], {"a": {"b": 1}}, 10**30]
+    odd = [None, True, -1, 1.5, 1e400, "x", "os:system", [], {}, [[[]]], {"a": {"b": 1}}, 10**30]
     if isinstance(content, dict) and content and rng.random() < 0.85:
         name = list(content)[int(rng.integers(len(content)))]
         if rng.random() < 0.25:
@@ -358,6 +377,7 @@ def fuzz(cases: int, seed: int, wanted: list[Kind] | None = None) -> list[tuple[
             restore(folder, before)
             for (what, damage), _ in zip(damages(path, rng, kind.free), range(cases)):
                 result, words = outcome(kind, path, damage, good)
+                result = "execution" if was_run() else result
                 counts[result] += 1
                 if result not in ("refused", "same", "no checksum"):
                     failures.append(f"{kind.name}, {what}: {result} {words}")
@@ -381,7 +401,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     table = fuzz(options.cases, options.seed)
-    columns = ("refused", "same", "no checksum", "accepted", "traceback", "odd sentence")
+    columns = ("refused", "same", "no checksum", "accepted", "traceback", "odd sentence", "execution")
     print(f"{'file':26}" + "".join(f"{name:>14}" for name in columns))
     for name, counts, _ in table:
         print(f"{name:26}" + "".join(f"{counts[column]:14}" for column in columns))

@@ -191,7 +191,15 @@ def write_arrays_now(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[s
     else:
         # Not by save_file: its temporary file would survive a kill, and only the owner could read it.
         metadata = strings | {_DIGEST: _digest(arrays, strings)}  # .npz files have checksums of their own
-        path.write_bytes(_safetensors().numpy.save(arrays, metadata=metadata))
+        content = memoryview(_safetensors().numpy.save(arrays, metadata=metadata))
+        # The library writes its metadata in a random order: the same content shall be the same bytes.
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(bytes(content[8:end]))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.writelines((len(text).to_bytes(8, "little"), text, content[end:]))
 
 
 def read_arrays(path: PathLike, schema: Schema | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -142,3 +142,14 @@ def test_an_error_as_it_is_seen(folder: Path) -> None:
     result = run("text", "fit", "single.csv", "--out", "x", "--test", "0", cwd=folder, check=False)
     assert result.returncode == 1
     assert result.stderr == "Error: y must have at least two classes, but it has 1 class: [1].\n"
+
+
+def test_labels_cannot_turn_or_hide_what_the_terminal_shows(folder: Path, type_in: Callable[..., str]) -> None:
+    names = ["good\u202e", "bad\x1b[31m\u2066"]
+    rows = [{"text": f"word{i % 7} {('fine', 'poor')[i % 2]}", "label": names[i % 2]} for i in range(40)]
+    (folder / "turned.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    said = type_in("fit", "turned.jsonl", "--out", "turned", "--min-texts", "1", "--penalty", "1", "--quiet")
+    said += type_in("words", "turned")
+    said += type_in("explain", "turned", "a fine word1")
+    assert "good⟨U+202E⟩" in said
+    assert not set("\x1b\u202e\u2066") & set(said)

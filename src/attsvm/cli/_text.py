@@ -208,7 +208,7 @@ def words_command(
     for label in words.classes.tolist():
         for row in words.top(label, top):
             numbers = (f"{row['importance']:+.2f}", f"{row['direction'][label]:+.2f}", str(row["texts"]))
-            table.add_row(escape(str(label)), escape(row["word"]), *numbers)
+            table.add_row(_shown(str(label)), _shown(row["word"]), *numbers)
         table.add_section()
     console().print(table)
     if out is not None:
@@ -254,6 +254,13 @@ def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
     return held_out
 
 
+def _shown(text: str) -> str:
+    """For a table on a terminal: nothing in a label can hide, turn or colour what stands around it."""
+    from attsvm.text import visible
+
+    return escape(visible(text))
+
+
 def _name(label: Any) -> str:
     """What a label is called; a whole number is a whole number, also if it is stored as a float."""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
@@ -263,8 +270,10 @@ def _named(names: list[str], text: str, option: str) -> str:
     """The name that the user means."""
     found = next((one for one in (text, re.sub(r"\.0+$", "", text)) if one in names), None)
     if found is None:
+        from attsvm.text import visible
+
         known = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-        raise AttsvmError(f"{option} must be one of {known}, but got {text}.")
+        raise AttsvmError(visible(f"{option} must be one of {known}, but got {text}."))
     return found
 
 
@@ -275,7 +284,10 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
     true_names = [_name(label) for label in truth.tolist()]
     strange = sorted(set(true_names) - set(names))
     if strange:
-        raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {', '.join(strange[:5])}.")
+        from attsvm.text import visible
+
+        listed = visible(", ".join(strange[:5]))
+        raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {listed}.")
     number = {name: k for k, name in enumerate(names)}
     pairs = np.array([[number[a], number[_name(b)]] for a, b in zip(true_names, predicted.tolist())], int)
     confusion = np.zeros((len(names), len(names)), dtype=int)
@@ -283,10 +295,10 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
     right, total = int(confusion.trace()), int(confusion.sum())
     output.print(f"accuracy {right / max(1, total):.4f} ({right} of {total} {what})", highlight=False)
     if len(names) <= _WIDE:
-        table = Table("true \\ predicted", *map(escape, names), "recall")
+        table = Table("true \\ predicted", *map(_shown, names), "recall")
         for name, row in zip(names, confusion):
             recall = f"{row[number[name]] / row.sum():.3f}" if row.sum() else "–"
-            table.add_row(escape(name), *map(str, row), recall)
+            table.add_row(_shown(name), *map(str, row), recall)
     else:
         table = Table("true", "texts", "recall", "most often taken for")
         for k, (name, row) in enumerate(zip(names, confusion)):
@@ -294,7 +306,7 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
             others[k] = 0
             worst = f"{names[others.argmax()]} ({others.max()})" if others.max() else ""
             recall = f"{row[k] / row.sum():.3f}" if row.sum() else "–"
-            table.add_row(escape(name), str(row.sum()), recall, escape(worst))
+            table.add_row(_shown(name), str(row.sum()), recall, _shown(worst))
     for column in table.columns[1:]:
         column.justify = "right"
     output.print(table)

@@ -14,7 +14,7 @@ from typing import Any
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Columns, Experiment
-from attsvm.files import atomic_path, is_there
+from attsvm.files import atomic_path, is_file, is_there
 
 
 def load_experiments(path: str | Path) -> list[Experiment]:
@@ -22,9 +22,11 @@ def load_experiments(path: str | Path) -> list[Experiment]:
 
     If the file defines EXPERIMENT, or a list EXPERIMENTS, these are meant; otherwise all that it has by a name.
     """
-    place = Path(path).resolve()
-    if not place.is_file():
+    if not is_file(path):
         raise AttsvmError(f"{path} must be a file that defines an experiment, but it is not a file.")
+    place = Path(path).resolve()
+    if place.suffix != ".py":
+        raise AttsvmError(f"an experiment is a Python file: {path} must end in .py.")
     found = _loaded(str(place), place.stat().st_mtime_ns)
     return [replace(experiment, run=_FileRun(str(place), experiment.id)) for experiment in found.values()]
 

@@ -14,6 +14,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
+from attsvm.svm._active import MOST_ROWS, solve_active
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
@@ -254,10 +255,13 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
     rows = system.rows
     numbers = rows.N * (rows.N + rows.d * rows.e)
     step = max(1, int(_CAREFUL_NUMBERS / max(1, numbers)))
+    blocks = geometry.blocks(rows.d, rows.e)
+    bends = geometry.smooth if isinstance(geometry, Lp) else blocks is None
+    alone = blocks is not None and not isinstance(geometry, Lp | Nuclear) and geometry != Schatten(1)
     careful = 4 * max(numbers, (rows.d * rows.e) ** 2) <= _CAREFUL_NUMBERS
 
     def stretched(part: System, first: Iterates) -> Iterates:
-        return solve_stretched(part, geometry, first.lam, tol, max_iterations, _bends(geometry, rows))
+        return solve_stretched(part, geometry, first.lam, tol, max_iterations, bends)
 
     def other(part: System, run: Iterates) -> Iterates:
         if not isinstance(geometry, Lp) or not geometry.smooth:
@@ -277,18 +281,20 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
         length = torch.linalg.vector_norm(part.rows.adjoint(first.lam), dim=(1, 2))
         tiny = part.cancelled(first.lam, length, _TINY_MARGIN) | ~some.upper.isfinite()
         fits = ~part.equality.any(1) & careful
-        for method, suits in ((stretched, fits & tiny), (other, fits | True), (stretched, fits & ~tiny)):
+        # Norms of blocks have no other method, and a subgradient is of no use where the margin is not tiny.
+        for method, suits in ((stretched, fits & tiny), (other, tiny | (not alone)), (stretched, fits & ~tiny & bends)):
             left = (suits & (some.status == Status.NOT_CONVERGED)).nonzero()[:, 0]
             if len(left) and (method is stretched or geometry != Lp(2)):
                 rest, system_left = some.take(left), part.take(left)
                 rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
                 some.put(left, rest)
+        # No W yet: an active set finds one, or the proof that there is none, whatever the norm.
+        left = ((some.status == Status.NOT_CONVERGED) & ~some.upper.isfinite()).nonzero()[:, 0]
+        if len(left) and rows.N <= MOST_ROWS:
+            rest, system_left = some.take(left), part.take(left)
+            rest.improve(certify(system_left, geometry, solve_active(system_left), tol), tol)
+            some.put(left, rest)
         answer.put(index, some)
-
-
-def _bends(geometry: Geometry, rows: Rows) -> bool:
-    """Whether the norm has a Hessian worth the name."""
-    return geometry.smooth if isinstance(geometry, Lp) else geometry.blocks(rows.d, rows.e) is None
 
 
 def _ladder(p: float) -> list[float]:
