@@ -87,7 +87,7 @@ def setting_tables(rows: list[Row]) -> list[str]:
         if not methods:
             continue
         heads = ["dense" if share == 0 else f"{share:.0%}" for share in shares]
-        lines += [f"### {name[0].upper() + name[1:]}", ""]
+        lines += [f"## {name[0].upper() + name[1:]}", ""]
         lines += ["| | " + " | ".join([*heads, "below AdamW at 95%", "at 98%"]) + " |"]
         lines += ["|---" * (len(shares) + 3) + "|"]
 
