@@ -17,6 +17,8 @@ LOSS = "correlation"
 SIZES = {4: (2, 2), 6: (3, 3)}
 """Sequences and width of the tokens, by theorem; T = 2 and z = 1."""
 MOST = (3, 2, 3)
+ROUNDS = 200
+"""Most searches need fewer than 40."""
 
 
 def step_size(data: TokenData) -> Tensor:
@@ -47,7 +49,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     for trial in trials:
         given = given_4 if theorem == 4 else given_6
         descent = Descent(400, step_size, LOSS)
-        hit = falsify(optimal_tokens_lead, given, descent, n=n, d=d, batch=512, rounds=60, seed=trial)
+        hit = falsify(optimal_tokens_lead, given, descent, n=n, d=d, batch=512, rounds=ROUNDS, seed=trial)
         differences, head = np.zeros((MOST[0], MOST[2])), np.zeros(MOST[2])
         if hit is not None:
             X = hit.data.X[0].numpy()
@@ -129,7 +131,7 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     checks=checks,
-    version=3,
+    version=4,
     trials=3,
     quick=1,
     batch=1,
