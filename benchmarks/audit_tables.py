@@ -62,8 +62,9 @@ def main() -> None:
     for task in dict.fromkeys(row["task"] for row in rows):
         for selects in sorted({row["selects"] for row in rows}):
             some = [row for row in rows if (row["task"], row["selects"]) == (task, selects)]
-            print(f"\n{task}, queries with at least {selects:g} of their attention on one token\n")
-            print("\n".join(table(some)))
+            if some:
+                print(f"\n{task}, queries with at least {selects:g} of their attention on one token\n")
+                print("\n".join(table(some)))
 
 
 if __name__ == "__main__":
