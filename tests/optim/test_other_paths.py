@@ -90,3 +90,17 @@ def test_a_copied_optimizer_has_its_own_state() -> None:
     fit(*again, range(2, 4))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
     assert math.isclose(float(next(iter(optimizer.state.values()))["step"]), 2)
+
+
+@by_name
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_edit_of_any_tensor_in_a_chunk_is_seen(name: str, count: int) -> None:
+    params = [torch.nn.Parameter(torch.full((5,), 0.5 + k)) for k in range(count)]
+    optimizer = MAKERS[name](params, p=1.5, lr=1e-2, foreach=True, weight_decay=0.0)
+    for param in params:
+        param.grad = torch.zeros(5)
+    for edited in params:
+        optimizer.step()
+        edited.data.fill_(0.25)
+        optimizer.step()
+        torch.testing.assert_close(edited.detach(), torch.full((5,), 0.25))

@@ -260,6 +260,8 @@ def test_pruning_begins_at_the_first_step_with_the_initial_share():
         assert number == (round(pruning.scheduled(due[-1]) * total) if due else 0)
     assert pruning.first == round(0.3 * STEPS) > 0
     assert pruning.scheduled(pruning.first) == 0.25
+    assert pruning.scheduled(pruning.first - 1) == 0
+    assert pruning.scheduled(pruning.last) == pruning.scheduled(STEPS) == 0.75
     middle = pruning.scheduled((pruning.first + pruning.last) / 2)
     assert middle == pytest.approx(0.75 - 0.5 / 8)  # what is left falls by the cube
 
