@@ -57,7 +57,7 @@ def run(limit: int, solver: str, norm: str, rows: int, dim: int, tol: float, dev
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_CPU, (limit + 30, limit + 40))
     X, Z, tokens = make(rows, dim, device)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before, held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
     if device == "cuda":
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
@@ -99,7 +99,7 @@ def by_linear_svc(F: Any, tol: float) -> Any:
     from sklearn.svm import LinearSVC
 
     sign = np.where(np.arange(len(F)) % 2, -1.0, 1.0)
-    machine = LinearSVC(C=1e6, loss="hinge", dual=True, fit_intercept=False, tol=tol, max_iter=100_000)
+    machine = LinearSVC(C=1e6, loss="hinge", fit_intercept=False, tol=tol, max_iter=100_000)
     return machine.fit(F * sign[:, None], sign).coef_[0]
 
 

@@ -171,7 +171,7 @@ class _RowFactor:
 
     def __init__(self, active: WorkingRows, sigma: float) -> None:
         # The factor only steers: half the digits, twice as fast.
-        self.dtype = torch.float32 if len(active) > 1000 else torch.float64
+        self.dtype = torch.float32 if len(active) > 2500 else torch.float64
         self.rows, self.code = self._light(active), active.code
         least = 1e-6 if self.dtype == torch.float32 else 1e-14
         self.delta = max(1 / sigma, least)

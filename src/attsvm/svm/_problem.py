@@ -17,8 +17,10 @@ from attsvm.svm._rows import Rows
 from attsvm.svm._why import simple_reasons
 from attsvm.tolerances import SELECTED
 
-LARGE = 10_000
-"""Rows of an instance above which they are not all taken at once, see `_large`."""
+
+def is_large(rows: int, d: int, e: int) -> bool:
+    """Whether an instance has so many rows, or so many for its unknowns, that they are not all taken at once."""
+    return rows > 10_000 or rows * min(rows, d * e) > 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +211,10 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
     """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside.
 
-    The rows of a single instance with more than 10,000 of them are not formed: `solve` prices them from the tokens.
+    Many rows of a single instance (more than 10,000) are not formed: `solve` prices them from the tokens.
     """
     sets = _check_sets(data, selected)
-    large = data.B == 1 and data.n * data.K * (data.T - 1) > LARGE
+    large = data.B == 1 and is_large(data.n * data.K * (data.T - 1), data.d, data.e)
     return TokenProblem(data, sets) if large else _formed(data, sets)
 
 

@@ -23,7 +23,7 @@ from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
-from attsvm.svm._problem import LARGE, MarginProblem, TokenProblem, att_svm, head_svm
+from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, head_svm, is_large
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
@@ -64,8 +64,9 @@ def solve(
     not disturb the others. Alone or in any batch an instance gets the same status, and norms that agree to `tol`, since
     both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
 
-    Instances of more than 10,000 rows are solved one by one over a working set of rows, see `_large`; `max_iterations`
-    then counts its rounds, and Ctrl-C returns the best bracket so far. `progress` shows a bar.
+    Instances of more than 10,000 rows, or fewer with thousands of unknowns, are solved one by one over a working set of
+    rows, see `_large`; `max_iterations` then counts its rounds, and Ctrl-C returns the best bracket so far. `progress`
+    shows a bar.
     """
     if not isinstance(problem, MarginProblem):
         hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
@@ -75,7 +76,7 @@ def solve(
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
     max_iterations = as_count("max_iterations", max_iterations)
-    if problem.rows > LARGE and _by_working_set(problem):
+    if is_large(problem.rows, *problem.shape) and _by_working_set(problem):
         with torch.no_grad():
             small = partial(_solve_small, geometry=geometry, max_iterations=max_iterations)
             return solve_large(problem, geometry, tol, max_iterations, progress, small)
