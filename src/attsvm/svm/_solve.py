@@ -56,7 +56,8 @@ def solve(
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
     The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: ask for tol=1e-12 when the
-    direction matters to six digits. What is certified holds in real arithmetic: see `MaxMargin`.
+    direction matters to six digits. What is certified holds in real arithmetic: see `MaxMargin`. Where the margin is γ
+    times the length of the rows, rounding W alone costs about 1e-15/γ of it: below γ = 1e-6 ask for no more.
 
     An instance that does not converge in `max_iterations` is tried again, more carefully, from the solution for p = 2.
     Infeasible instances and instances that do not converge come back in the same batch with their `status`; they do
@@ -255,9 +256,7 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
     rows = system.rows
     numbers = rows.N * (rows.N + rows.d * rows.e)
     step = max(1, int(_CAREFUL_NUMBERS / max(1, numbers)))
-    blocks = geometry.blocks(rows.d, rows.e)
-    bends = geometry.smooth if isinstance(geometry, Lp) else blocks is None
-    alone = blocks is not None and not isinstance(geometry, Lp | Nuclear) and geometry != Schatten(1)
+    bends = geometry.smooth if isinstance(geometry, Lp) else geometry.blocks(rows.d, rows.e) is None
     careful = 4 * max(numbers, (rows.d * rows.e) ** 2) <= _CAREFUL_NUMBERS
 
     def stretched(part: System, first: Iterates) -> Iterates:
@@ -281,8 +280,8 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
         length = torch.linalg.vector_norm(part.rows.adjoint(first.lam), dim=(1, 2))
         tiny = part.cancelled(first.lam, length, _TINY_MARGIN) | ~some.upper.isfinite()
         fits = ~part.equality.any(1) & careful
-        # Norms of blocks have no other method, and a subgradient is of no use where the margin is not tiny.
-        for method, suits in ((stretched, fits & tiny), (other, tiny | (not alone)), (stretched, fits & ~tiny & bends)):
+        # A subgradient is of no use where the margin is not tiny.
+        for method, suits in ((stretched, fits & tiny), (other, tiny | True), (stretched, fits & ~tiny & bends)):
             left = (suits & (some.status == Status.NOT_CONVERGED)).nonzero()[:, 0]
             if len(left) and (method is stretched or geometry != Lp(2)):
                 rest, system_left = some.take(left), part.take(left)
