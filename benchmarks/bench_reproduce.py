@@ -1,8 +1,9 @@
 """How long the synthetic experiments take here, and would take with a loop over trials in PyTorch and cvxpy.
 
-    python benchmarks/bench_reproduce.py RUNS
+    python benchmarks/bench_reproduce.py RUNS [--table]
 
-RUNS is a folder that `attsvm reproduce all` filled: its rows say how much CPU time every batch took. The work in it
+With --table: CPU seconds and checks of every experiment, and nothing else. RUNS is a folder that `attsvm reproduce all`
+filled: its rows say how much CPU time every batch took. The work in it
 (trial-steps of training, problems solved) is counted by running two trials of every cell. The loops are the plain ones
 of bench_train.py and bench_solve.py: their time for a trial-step and for a problem is measured on a sample of the size
 (6, 8, 10) and multiplied. So the second column is an extrapolation, not a measurement; regularization paths are in the
@@ -68,10 +69,37 @@ def work_of(experiment: Experiment) -> Work:
     return total
 
 
+def table(runs: Path) -> None:
+    """A Markdown row for every experiment that is complete: trials, CPU seconds, checks."""
+    print("| experiment | trials per cell | CPU s | checks passed | extra checks passed | not passed |")
+    print("|---|---|---|---|---|---|")
+    total = 0.0
+    for experiment in CATALOG.values():
+        stored = read_stored(runs, experiment)
+        if stored is None or not stored.complete or experiment.needs:
+            continue
+        seconds = sum(read_provenance(path)[1]["cpu_seconds"] for path in stored.paths)
+        total += 0.0 if experiment.rows_of else seconds
+        checks = experiment.checks(stored.rows())
+        stated, extra = ([check for check in checks if check.extra == kind] for kind in (False, True))
+        counts = [f"{sum(check.passed for check in some)} of {len(some)}" if some else "" for some in (stated, extra)]
+        trials = sorted({batch.trials for batch in stored.batches})
+        each = str(trials[0]) if len(trials) == 1 else f"{trials[0]} to {trials[-1]}"
+        cost = f"as {experiment.rows_of}" if experiment.rows_of else f"{seconds:.0f}"
+        left = "; ".join(f"{'' if c.why else 'FAILED: '}{c.name}: {c.ours}" for c in checks if not c.passed)
+        print(f"| {experiment.id} | {each} | {cost} | {' | '.join(counts)} | {left} |")
+    print(f"\n{total:.0f} CPU seconds in all, {total / 120:.1f} minutes on two cores")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
-    runs = parser.parse_args().runs
+    parser.add_argument("--table", action="store_true", help="only what the rows say of times and checks")
+    given = parser.parse_args()
+    runs = given.runs
+    if given.table:
+        table(runs)
+        return
     torch.set_num_threads(1)
     each = {kind: cvxpy_seconds(kind, 10, None)[0] for kind in ("l1.75", "l2", "nuclear")}
     data = sphere(6, 8, 10, trials=3)

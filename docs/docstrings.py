@@ -19,13 +19,14 @@ ROW = re.compile(r"(\S.*?) {2,}(\S.*)")
 
 
 def public_names() -> dict[str, str]:
-    """Where each public name is documented; names in two packages are not linked."""
+    """Where each public class and function is documented; names in two packages are not linked."""
     found: dict[str, list[str]] = {}
     for package in PACKAGES:
         module = importlib.import_module(f"attsvm.{package}")
         for name in module.__all__:
             vars(module).setdefault(name, getattr(module, name))  # names that are imported when asked for
-            found.setdefault(name, []).append(f"attsvm.{package}.{name}")
+            if callable(getattr(module, name)):
+                found.setdefault(name, []).append(f"attsvm.{package}.{name}")
     return {name: places[0] for name, places in found.items() if len(places) == 1 and not hasattr(builtins, name)}
 
 

@@ -50,7 +50,7 @@ class Layer(nn.Module):
 class SentenceEncoder(nn.Module):
     """Texts as unit vectors: the mean of the last layer's tokens, through one more layer."""
 
-    def __init__(self, vocabulary: int, width: int = 256, wide: int = 512, hidden: int = 1536) -> None:
+    def __init__(self, vocabulary: int, width: int, wide: int, hidden: int) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.frequencies: Tensor
@@ -97,8 +97,9 @@ def load(folder: Path) -> tuple[SentenceEncoder, Any]:
         x = x.squeeze() if x.ndim > 2 else x
         return x.mT.contiguous() if "ernel" in names[0] or "Tensordot" in names[0] or "/weights" in names[0] else x
 
-    model = SentenceEncoder(len(arrays["module/Embeddings_en"]))
-    weights = {"words.weight": one("Embeddings_en"), "frequencies": one("TimingSignal/ExpandDims_1").reshape(-1)}
+    words, wide, hidden = one("Embeddings_en"), one("tanh_layer_0/bias"), one("Layer_0/", "conv1/bias")
+    model = SentenceEncoder(len(words), words.shape[1], len(wide), len(hidden))
+    weights = {"words.weight": words, "frequencies": one("TimingSignal/ExpandDims_1").reshape(-1)}
     for number in range(2):
         layer = f"Layer_{number}/TransformerLayer/"
         for own, theirs in (("qkv", "qkv_transform_single"), ("out", "output_transform_single")):

@@ -263,19 +263,29 @@ def baseline(files: list[str], workers: int) -> dict[str, dict[str, Any]]:
     return tests
 
 
-def reaching(mutant: Mutant, tests: dict[str, dict[str, Any]], longest: float, budget: float) -> list[str]:
+def by_file(tests: dict[str, dict[str, Any]], longest: float) -> dict[str, dict[str, list[int]]]:
+    """By file of the source, the tests that reach it and the lines that they reach."""
+    index: dict[str, dict[str, list[int]]] = {}
+    for test, noted in tests.items():
+        if noted["passed"] and noted["seconds"] <= longest:
+            for name, line in noted["lines"]:
+                index.setdefault(name, {}).setdefault(test, []).append(line)
+    return index
+
+
+def reaching(
+    mutant: Mutant, tests: dict[str, dict[str, Any]], index: dict[str, dict[str, list[int]]], budget: float
+) -> list[str]:
     """Tests that reach the place, those of its package first and short ones first, of at most `budget` seconds."""
     path = ROOT / mutant.path
     tree = ast.parse(path.read_text())
     lines, name = span(tree, list(places(tree))[mutant.number]), str(path.relative_to(SOURCE))
     own = tuple(f"tests/{folder}" for folder in TESTS.get(mutant.package, [mutant.package]))
     found = []
-    for test, noted in tests.items():
-        if not noted["passed"] or noted["seconds"] > longest:
-            continue
-        if any(file == name and (lines is None or lines[0] <= line <= lines[1]) for file, line in noted["lines"]):
-            place = (not test.startswith(own), noted["seconds"] > 1, test.partition("::")[0], noted["seconds"])
-            found.append((place, test))
+    for test, reached in index.get(name, {}).items():
+        if lines is None or any(lines[0] <= line <= lines[1] for line in reached):
+            seconds = tests[test]["seconds"]
+            found.append(((not test.startswith(own), seconds > 1, test.partition("::")[0], seconds), test))
     chosen, total = [], 0.0
     for _, test in sorted(found):
         total += tests[test]["seconds"]
@@ -300,9 +310,9 @@ def judged(mutants: list[Mutant], tests: dict[str, dict[str, Any]], options: arg
     def task(mutant: Mutant, chosen: list[str]) -> Callable[[Path], None]:
         return lambda folder: mutate(mutant, chosen, folder)
 
-    tasks = []
+    tasks, index = [], by_file(tests, options.longest)
     for mutant in mutants:
-        chosen = reaching(mutant, tests, options.longest, options.budget)
+        chosen = reaching(mutant, tests, index, options.budget)
         mutant.tests = len(chosen)
         limit = 30 + 5 * sum(tests[test]["seconds"] for test in chosen)
         if chosen:

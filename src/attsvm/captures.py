@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from attsvm.errors import AttsvmError
 
 ROUNDING = 1e-5
-"""A bias below this fraction of the queries or keys is rounding."""
+"""A bias below this fraction of what it is added to is rounding."""
 
 
 class Source(NamedTuple):
@@ -65,12 +65,12 @@ class Attended:
 
     def hidden(self) -> tuple[Tensor | None, Tensor | None]:
         """The inputs (B, K, d) and (B, T, d) of the linear maps to q and k, None where there was none."""
-        shapes = ((self.q.shape[0], self.q.shape[2]), (self.k.shape[0], self.k.shape[2]))
-        found = [
-            None if source is None or source.input.numel() != math.prod(shape) * source.input.shape[-1]
-            else source.input.reshape(*shape, -1)
-            for source, shape in zip(self.sources, shapes)
-        ]  # fmt: skip
+        found = []
+        for source, x in zip(self.sources, (self.q, self.k)):
+            shape = (x.shape[0], x.shape[2])
+            # Some networks put all tokens of a batch into one axis.
+            fits = source is not None and source.input.shape[:-1] in (shape, (math.prod(shape),))
+            found.append(source.input.reshape(*shape, -1) if source is not None and fits else None)
         return found[0], found[1]
 
 
@@ -137,7 +137,7 @@ class _Origin(NamedTuple):
 
 
 _UNKNOWN = _Origin()
-_PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+_PRODUCTS = {torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _LINEAR = {F.linear: ("input", "weight", "bias"), torch.addmm: ("bias", "input", "weight")}
 """What their arguments are; GPT-2's linear maps are addmm."""
 _ADDED = {torch.baddbmm, Tensor.baddbmm}
@@ -201,12 +201,15 @@ class Capture(TorchFunctionMode):
             x for arg in args for x in (arg if isinstance(arg, tuple | list) else (arg,)) if isinstance(x, Tensor)
         ]
         factors, scale = tensors, 1.0
-        if func in _ADDED:  # beta·input + alpha·(first @ second)
+        if func is torch.einsum and isinstance(args[0], str):
+            factors = _factors(args[0], tensors)
+        elif func in _ADDED:  # beta·input + alpha·(first @ second)
             factors = [*args[1:3], *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
             scale = kwargs.get("alpha", 1.0)
         if func in _PRODUCTS | _ADDED and len(factors) == 2 and factors[1].ndim >= 3:
             q, k = factors
-            _set(result, _Origin(product=_Product(q, k.mT, scale, (_get(q).source, _get(k).source))))
+            sources = tuple(_get(x).source for x in (tensors if func is torch.einsum else factors))
+            _set(result, _Origin(product=_Product(q, k.mT, scale, (sources[0], sources[1]))))
             return
         known = next((o for x in tensors if (o := _get(x)) is not _UNKNOWN), _UNKNOWN)
         product = known.product
@@ -245,6 +248,10 @@ class Capture(TorchFunctionMode):
         enable_gqa: bool = False,
         sources: Any = None,
     ) -> None:
+        if query.ndim == 3:  # one head
+            sources = (_get(query).source, _get(key).source) if sources is None else sources
+            query, key = query[:, None], key[:, None]
+            attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
         if query.ndim != 4:
             raise AttsvmError(f"queries must be (batch, heads, tokens, d), but got shape {tuple(query.shape)}.")
         bias = None
@@ -289,8 +296,29 @@ class Capture(TorchFunctionMode):
         q, k = (x.reshape(*input.shape[:2], *x.shape[-2:]) for x in (q, k))
         own = Attended("", q.detach(), k.detach(), scale, None).logits()
         logits = input.detach().to(own)
-        bias = _hidden(torch.where(logits <= torch.finfo(input.dtype).min / 2, -torch.inf, logits - own))
-        self._seen(q, k, scale, bias, sources)
+        seen = logits > torch.finfo(input.dtype).min / 2
+        bias = (logits - own).masked_fill_(~seen, 0.0)
+        if float(bias.abs().max()) <= ROUNDING * float(own.abs().max()):  # of a product in another order
+            bias.zero_()
+        self._seen(q, k, scale, bias.masked_fill_(~seen, -torch.inf), sources)
+
+
+def _factors(equation: str, tensors: list[Tensor]) -> list[Tensor]:
+    """The two factors of "bqhd,bkhd->bhqk" and the like as (..., q, d) and (..., d, k); none of other equations."""
+    letters = equation.replace(" ", "").replace("->", ",").split(",")
+    if len(letters) != 3 or len(tensors) != 2 or "." in equation:
+        return []
+    left, right, result = letters
+    summed = set(left) & set(right) - set(result)
+    if (
+        len(summed) != 1
+        or len(result) < 3
+        or any({*x} != {*result[:-2], y, *summed} for x, y in zip(letters, result[-2:]))
+    ):
+        return []
+    (c,) = summed
+    orders = (result[:-2] + result[-2] + c, result[:-2] + c + result[-1])
+    return [x.permute([own.index(letter) for letter in order]) for x, own, order in zip(tensors, letters, orders)]
 
 
 def _get(x: Tensor) -> _Origin:

@@ -105,6 +105,15 @@ def test_sums_over_queries(audited: Audit, tokenizer: Any) -> None:
             assert measured["sink"] == pytest.approx(sum(sinks) / len(sinks), abs=1e-5)
 
 
+def test_batches_change_nothing(audited: Audit, tokenizer: Any) -> None:
+    alone = run_audit(made_gpt(), tokenizer, TEXTS, batch=1, queries=12, competitors=3, norms=[])
+    for one, other in zip(alone.heads, audited.heads):
+        assert one.measures == pytest.approx(other.measures, rel=1e-4, abs=1e-6)
+        assert [(f["document"], f["query"], f["competitor"]) for f in one.support] == [
+            (f["document"], f["query"], f["competitor"]) for f in other.support
+        ]
+
+
 def test_margins_and_their_quantiles(audited: Audit, tokenizer: Any) -> None:
     """All queries are in the sample of so few texts; the first query of a text sees itself alone."""
     layers = [dense(made_gpt(), tokenizer.encode(text).ids) for text in TEXTS]
@@ -336,6 +345,11 @@ def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(tmp_path / "out" / "heads.parquet")
     assert table["saturated"].to_pylist() == [head.measures["saturated"] for head in audited.heads]
     assert table.num_rows == len(audited.to_dataframe())
+    for layer, *cells in audited.summary(["entropy", "norm"]):
+        heads = [head.measures for head in audited.heads if head.layer == layer]
+        for cell, name in zip(cells, ("entropy", "norm"), strict=True):
+            assert float(cell) == pytest.approx(sum(head[name] for head in heads) / 3, rel=6e-3)
+    assert "blocks.1" in audited._repr_html_()
     page = (tmp_path / "out" / "audit.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
 

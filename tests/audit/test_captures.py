@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Tensor], int]] = {
     "Gemma": (GROUPED | {"head_dim": 4}, TEXT, 2),
     "T5": (T5, BOTH, 6),
     "Bloom": ({"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": 50}, TEXT, 2),  # ALiBi, fused by heads
+    "XLNet": ({"d_model": 16, "n_layer": 2, "n_head": 4, "d_inner": 24, "vocab_size": 50}, TEXT, 2),  # by einsum
     "ViT": (IMAGES, PIXELS, 2),
     "CLIP": (CLIP, TEXT | PIXELS, 4),
     "Whisper": (WHISPER, SOUND, 6),
@@ -81,7 +82,7 @@ def built(name: str, attention: str | None = None) -> tuple[nn.Module, dict[str,
                 weight.copy_(torch.randn_like(weight) * 0.5)
             elif weight.ndim == 1:
                 weight.add_(0.1 * torch.randn_like(weight))
-    if attention is not None:
+    if attention is not None and name != "XLNet":
         model.set_attn_implementation(attention)
     return model, inputs
 
@@ -204,19 +205,19 @@ class TimmAttention(nn.Module):
         if self.fused_attn:
             x = F.scaled_dot_product_attention(q, k, v)
         else:
-            x = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+            x = (q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v
         return x.transpose(1, 2).reshape(B, N, C)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_weights_of_a_head_in_the_space_of_tokens(fused: bool) -> None:
     torch.manual_seed(0)
-    module, x = TimmAttention(16, 4, norm=False, fused=fused), torch.randn(2, 5, 16)
+    module, x = TimmAttention(15, 3, norm=False, fused=fused), torch.randn(2, 5, 15)
     data, W = attsvm.TokenData.from_attention(module, x, head=2)
     expected = captured(lambda: module(x), module)[0][1][:, 2]
     torch.testing.assert_close(data.logits(W)[0].float(), expected, rtol=1e-4, atol=1e-5)
     rows = torch.cat([module.qkv.weight, module.qkv.bias[:, None]], 1).detach().double()
-    torch.testing.assert_close(W, rows[16 + 8 : 16 + 12].mT @ rows[8:12] / 2, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(W, rows[15 + 10 : 30].mT @ rows[10:15] / 5**0.5, rtol=1e-4, atol=1e-5)
 
 
 def test_normalised_queries_have_weights_in_the_space_of_the_head_alone() -> None:
@@ -273,6 +274,19 @@ def test_a_kernel_that_is_not_seen_is_left_for_one_that_is() -> None:
     found = attsvm.audit(model, None, [IDS[0].tolist()], norms=[])
     assert model.config._attn_implementation == "own_flex"
     assert [head.measures for head in found.heads] == [head.measures for head in expected.heads]
+
+
+def test_texts_are_cut_to_the_positions_that_a_model_has() -> None:
+    """RoBERTa counts its positions from behind that of the padding: of 40 it has 38 for tokens."""
+    model, _ = built("Roberta")
+    found = attsvm.audit(model, None, [[5] * 60], norms=[])
+    assert found.tokens == 38
+    with pytest.raises(attsvm.AttsvmError, match=r"length must be a whole number in 2\.\.38"):
+        attsvm.audit(model, None, [[5] * 60], norms=[], length=39)
+    with pytest.raises(attsvm.AttsvmError, match="cannot read these tokens"):
+        attsvm.audit(model, None, [[50]], norms=[])
+    with pytest.raises(attsvm.AttsvmError, match="pad on the right"):
+        attsvm.audit(model, None, [{"input_ids": IDS, "attention_mask": SEEN.flip(1)}], norms=[])
 
 
 def test_what_from_attention_refuses() -> None:

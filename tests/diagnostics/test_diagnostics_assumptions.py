@@ -193,6 +193,13 @@ def test_b_of_the_joint_theorem_by_hand() -> None:
     assert not assumption_b_joint(joint_data([2.0, 0.0]), [0, 0], samples=40).holds.item()
 
 
+def test_b_of_the_joint_theorem_with_a_token_at_the_origin() -> None:
+    """Attention that saturates there leaves a row of 1e-200: Γ′ = 0, no error. Γ = 1, and the ratio is 1."""
+    data = joint_data([0.0, 0.0])
+    W = torch.tensor([[[-460.0, 460.0], [0.0, 0.0]]], dtype=torch.float64)  # logits −460 and 0, both samples
+    assert label_loss(data, torch.zeros(1, 2, 1, dtype=torch.long), W, Lp(2), torch.ones(1).double()).item() == 1.0
+
+
 def test_b_of_the_joint_theorem_at_given_w() -> None:
     data = sphere(2, 3, 4, trials=6, seed=5)
     tokens, W = random_tokens(data), random_W(data)

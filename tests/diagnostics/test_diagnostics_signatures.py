@@ -35,11 +35,11 @@ def test_signatures_have_numbers_in_their_order_and_the_first_one_counts() -> No
 
 def test_a_norm_stands_still_by_its_law_and_by_its_size() -> None:
     """From step 100 to 200 it should grow by ‖W_mm‖ log 2; below a tenth of that and 1% of itself it stands."""
-    norm_mm = torch.tensor([10.0, 10.0, 10.0, 0.1, 10.0, math.nan])
+    norm_mm = torch.tensor([10.0, 10.0, 10.0, 0.1, 10.0, math.nan, math.inf])
     expected = 0.1 * 10 * math.log(2)  # 0.69, of most
-    late = [100 + 0.9 * expected, 100 + 1.1 * expected, 10 + 0.9 * expected, 100.0 + 0.5, 99.0, 100.1]
-    run = made(STEPS, norm=[[1.0] * 6, [100.0, 100.0, 10.0, 100.0, 100.0, 100.0], late])
-    assert norm_stands_still(run, norm_mm).tolist() == [True, False, False, False, True, False]
+    late = [100 + 0.9 * expected, 100 + 1.1 * expected, 10 + 0.9 * expected, 100.0 + 0.5, 99.0, 100.01, 100.01]
+    run = made(STEPS, norm=[[1.0] * 7, [100.0, 100.0, 10.0, 100.0, 100.0, 100.0, 100.0], late])
+    assert norm_stands_still(run, norm_mm).tolist() == [True, False, False, False, True, False, False]
     # The last record that is not later than the half counts, and the steps since then.
     run = made([0, 10, 200], norm=[[100.0], [100.0], [100.0 + 0.1 * 10 * math.log(20) - 0.01]])
     assert not norm_stands_still(run, norm_mm[:1]).item()  # more than 1% of itself

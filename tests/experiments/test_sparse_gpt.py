@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attsvm import AttsvmError
-from attsvm.experiments import CATALOG, Rows
+from attsvm.experiments import CATALOG, Rows, run
 from attsvm.experiments.catalog.sparse_gpt import SETTINGS, kept_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -64,6 +64,12 @@ def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None
     rows = rows_of(str(folder))
     assert [check for check in EXPERIMENT.checks(rows) if check.passed and "exact zeros" in check.name]
     assert json.dumps([row["options"] for row in kept_rows(str(folder))])
+
+
+def test_the_runner_takes_it(tmp_path) -> None:
+    folder = kept(tmp_path, {("adamw", 0.95): [4.5, 4.4, 4.6]})
+    outcome = run(EXPERIMENT, tmp_path / "runs", data={"sparse": folder})
+    assert np.nanmean(outcome.rows["test"]) == pytest.approx(4.5)
 
 
 def test_other_folders_are_refused(tmp_path) -> None:

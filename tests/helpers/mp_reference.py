@@ -37,6 +37,8 @@ def head_value_and_grad(head: Any, k: int, o: Matrix) -> tuple[Any, Matrix]:
 def slope(loss: str, f: Any) -> Any:
     if loss == "logistic":
         return -1 / (1 + mp.exp(f))
+    if loss == "log":
+        return -1 / f
     return -mp.exp(-f) if loss == "exponential" else mp.mpf(-1)
 
 

@@ -19,9 +19,10 @@ def _digits():
         yield
 
 
-def make_head(kind: str, H: int, B: int = 1):
+def make_head(kind: str, H: int, positive: bool = False):
     g = torch.Generator().manual_seed(7)
-    draw = lambda *shape: torch.randn(B, H, *shape, generator=g, dtype=torch.float64)  # noqa: E731
+    plain = lambda *shape: torch.randn(1, H, *shape, generator=g, dtype=torch.float64)  # noqa: E731
+    draw = (lambda *shape: plain(*shape).abs() + 3 * bool(shape)) if positive else plain
     if kind == "linear":
         return LinearHead(draw(D))
     if kind == "quadratic":
@@ -29,16 +30,18 @@ def make_head(kind: str, H: int, B: int = 1):
     return MLPHead(draw(5, D), draw(5), draw(5))
 
 
-def make_data(head: str, layout: str) -> TokenData:
-    """One query a sample, or two with a mask and a head each."""
+def make_data(head: str, layout: str, loss: str = "logistic") -> TokenData:
+    """One query a sample, or two with a mask and a head each; −log f is for outputs f > 0."""
+    positive = loss == "log"
+    data = sphere(N, T, D, e=E, seed=3, queries=1 if layout == "plain" else K)
+    if positive:
+        data = TokenData(data.X.abs(), data.Z, data.Y.abs(), data.mask)
     if layout == "plain":
-        data = sphere(N, T, D, e=E, seed=3)
-        return TokenData(data.X, data.Z, data.Y, data.mask, make_head(head, 1))
-    data = sphere(N, T, D, e=E, seed=3, queries=K)
+        return TokenData(data.X, data.Z, data.Y, data.mask, make_head(head, 1, positive))
     mask = data.mask.clone()
     mask[:, 0, :, 1], mask[:, 1, 1, 2:] = False, False
     mask[:, 2, 0, 1:] = False  # a query with a single token
-    return TokenData(data.X, data.Z, data.Y, mask, make_head(head, K))
+    return TokenData(data.X, data.Z, data.Y, mask, make_head(head, K, positive))
 
 
 def blocks_of_norm(parameterization: str, size: float) -> dict[str, torch.Tensor]:
@@ -71,7 +74,7 @@ def assert_exact(found, shift: float, n: int, truth, tolerance: float = 1e-10) -
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("head", ["linear", "mlp", "quadratic"])
 def test_exact_at_any_norm(head: str, loss: str, parameterization: str, layout: str):
-    data = make_data(head, layout)
+    data = make_data(head, layout, loss)
     for size in NORMS:
         blocks = blocks_of_norm(parameterization, size)
         truth = {name: reference.exact(x[0]) for name, x in blocks.items()}
@@ -86,9 +89,9 @@ def test_exact_at_any_norm(head: str, loss: str, parameterization: str, layout: 
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("v_norm", [0.1, 30.0, 3e3])
 def test_joint_is_exact_at_any_norm_of_both(v_norm: float, loss: str):
-    data = make_data("linear", "masked")
+    data = make_data("linear", "masked", loss)
     v = torch.tensor([[0.5, -1.0, 0.25]], dtype=torch.float64)
-    v = v * (v_norm / v.norm())
+    v = (v.abs() if loss == "log" else v) * (v_norm / v.norm())
     for size in NORMS:
         blocks = blocks_of_norm("W", size) | {"v": v[..., None]}
         G, g_v = reference.gradients(data, loss, reference.exact(blocks["W"][0]), LinearHead(v[:, None]))
@@ -101,7 +104,7 @@ def test_joint_is_exact_at_any_norm_of_both(v_norm: float, loss: str):
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("head", ["linear", "mlp", "quadratic"])
 def test_agrees_with_autograd_at_small_norm(head: str, loss: str, layout: str):
-    data = make_data(head, layout)
+    data = make_data(head, layout, loss)
     for parameterization in ("W", "KQ"):
         blocks = blocks_of_norm(parameterization, 1.0)
         leaves = {name: x.clone().requires_grad_() for name, x in blocks.items()}

@@ -45,7 +45,7 @@ def zeros(model: nn.Sequential) -> float:
 
 
 @with_all
-@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("scope", ["global", "relative", "layer"])
 def test_zeros_follow_the_schedule_and_are_exact_in_every_state(make, scope):
     model, optimizer, pruning = start(make, scope=scope)
     for step in range(STEPS):
@@ -60,6 +60,21 @@ def test_zeros_follow_the_schedule_and_are_exact_in_every_state(make, scope):
             assert not any(v[~mask].any() for v in (w.detach(), *states))
     assert pruning.achieved() == zeros(model) == pytest.approx(0.8, abs=1 / 160)
     assert not (model[0].bias == 0).any()
+
+
+def test_the_relative_scope_does_not_see_the_scale_of_a_matrix():
+    kept = {}
+    for scale in (1.0, 0.01):
+        for scope in ("global", "relative"):
+            drawn = [torch.randn(64, 64, generator=torch.Generator().manual_seed(k)) for k in (1, 2)]
+            small, large = nn.Parameter(scale * drawn[0]), nn.Parameter(drawn[1])
+            optimizer = torch.optim.SGD([small, large], lr=0.1)
+            pruning = GradualPruning(optimizer, 0.5, 10, start=0.0, end=0.0, scope=scope, params=[small, large])
+            kept[scale, scope] = [mask.clone() for mask in pruning.masks().values()]
+            assert pruning.achieved() == pytest.approx(0.5, abs=1e-3)
+    for a, b in zip(kept[1.0, "relative"], kept[0.01, "relative"]):
+        assert torch.equal(a, b)
+    assert kept[0.01, "global"][0].double().mean() < 0.02  # nearly all of the small one is cut
 
 
 @with_all
@@ -213,7 +228,7 @@ def _sharded(rank: int) -> None:
 
     mesh = init_device_mesh("cpu", (2,))
     for name in ("MirrorAdam", "AdamW"):
-        for options in ({}, {"scope": "layer"}, {"structure": "2:4", "sparsity": 0.5}):
+        for options in ({}, {"scope": "relative"}, {"scope": "layer"}, {"structure": "2:4", "sparsity": 0.5}):
             results = []
             for sharded in (False, True):
                 model = network()

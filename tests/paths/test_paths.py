@@ -138,6 +138,19 @@ def test_the_joint_path_of_example_2(p: float, tokens: list[int]):
     assert path.head_distance[4] < 0.02 * path.head_distance[3]
 
 
+def test_the_joint_path_takes_the_best_tokens_that_can_be_selected():
+    """The choice of largest label margin, (1, 1, 0), is infeasible: no local path of another choice may be lower."""
+    X = torch.tensor([[[0, -1], [-2, 1]], [[1, -3], [-3, 2]], [[3, 1], [2, 1]]], dtype=torch.float64)
+    Z, Y = torch.tensor([[2.0], [-2.0], [2.0]], dtype=torch.float64), torch.tensor([1.0, 1.0, -1.0])
+    data = TokenData.cross(X, Z, Y.double(), torch.ones(2, dtype=torch.float64))
+    assert not solve(att_svm(data, [1, 1, 0])).solved.item()
+    path = regularization_path(data, "l2", "joint", radii=[10.0, 100.0])
+    for tokens in product(range(2), repeat=3):
+        if solve(att_svm(data, list(tokens))).solved.item():
+            other = regularization_path(data, "l2", "joint", radii=[10.0, 100.0], tokens=list(tokens))
+            assert path.loss[-1].item() <= other.loss[-1].item() * (1 + 1e-6)
+
+
 def test_the_joint_path_needs_a_slow_head_where_a_label_is_easy():
     # Only two of the three samples support the label SVM of trial 5, all of them that of trial 1.
     data = replace(sphere(3, 3, 5, trials=[1, 5], seed=3), head=None)

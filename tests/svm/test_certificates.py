@@ -121,7 +121,19 @@ def test_sums_are_within_their_bounds(draw: st.DataObject) -> None:
     tensor = lambda *shape: torch.tensor(  # noqa: E731
         draw.draw(st.lists(numbers, min_size=int(np.prod(shape)), max_size=int(np.prod(shape)))), dtype=torch.float64
     ).reshape(shape)
-    A, Z, W, lam = tensor(1, Q, R, d), tensor(1, Q, e), tensor(1, d, e), tensor(1, Q * R)
+    assert_sums(tensor(1, Q, R, d), tensor(1, Q, e), tensor(1, d, e), tensor(1, Q * R))
+
+
+def test_sums_of_numbers_that_round_are_within_their_bounds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(1, *shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    for Q, R, d, e in ((4, 4, 4, 4), (6, 5, 2, 3), (1, 9, 5, 1)):
+        assert_sums(normal(Q, R, d), normal(Q, e), normal(d, e), normal(Q * R))
+
+
+def assert_sums(A: torch.Tensor, Z: torch.Tensor, W: torch.Tensor, lam: torch.Tensor) -> None:
+    _, Q, R, d = A.shape
+    e = Z.shape[2]
     rows = Rows(A, Z, 1e-17 * A)
     a = [
         [Fraction(x) + Fraction(y) for x, y in zip(*pair)]
@@ -289,7 +301,7 @@ def test_memory_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("attsvm.svm._solve.solve_lp", never)
     monkeypatch.setattr(_memory, "free_bytes", lambda device: 1e9)
     with pytest.raises(AttsvmError, match=r"an instance of 9000 rows needs about .* GB of memory, which is not there"):
-        solve(att_svm(sphere(90, 101, 50)), "l2")  # just too few rows for a working set
+        solve(att_svm(sphere(90, 101, 60)), "l2")  # just too few rows for a working set
 
 
 def test_free_memory_is_known() -> None:
@@ -386,3 +398,11 @@ def test_the_curvature_of_lp_is_the_derivative_of_its_gradient(p: float) -> None
             exact = torch.autograd.functional.hessian(lambda V, f=function: f(V).square() / 2, W[k])
             assert torch.allclose(matrix[k], torch.as_tensor(exact).reshape(12, 12), rtol=1e-9, atol=1e-12)
     assert torch.allclose(Lp(p).gradient(W), Geometry.gradient(Lp(p), W), rtol=1e-12)
+
+
+@pytest.mark.parametrize("b", [3.0, 1000.0])
+def test_a_zero_row_that_asks_for_something_is_the_contradiction(b: float) -> None:
+    problem = MarginProblem.from_rows([[0.0, 0.0], [1.0, 2.0]], b=[b, 5.0])
+    solution = solve(problem)
+    assert solution.infeasible.all()
+    assert solution.multipliers.flatten().tolist() == pytest.approx([1 / b, 0])

@@ -1,13 +1,15 @@
 """What is written out for blocks of one entry against what the libraries do for any size."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
 from attsvm import Lp, att_svm, solve, sphere
 from attsvm.geometry import Group, Hybrid, Part, Spectral
-from attsvm.svm import _conic
+from attsvm.svm import _conic, solve_rank
 
 
 @pytest.mark.parametrize("p", [2, 3])
@@ -43,3 +45,21 @@ def test_parts_with_the_largest_entry_are_the_largest_entry() -> None:
     torch.testing.assert_close(
         solve(problem, rows).norm, 2 * solve(problem, Group("rows", largest=True)).norm, rtol=1e-8, atol=0
     )
+
+
+@pytest.mark.parametrize("norm", ["l2", "nuclear"])
+def test_factors_of_bounded_rank_keep_every_row_in_real_numbers(norm: str) -> None:
+    problem = att_svm(sphere(2, 3, 4, trials=4, seed=1))
+    low = solve_rank(problem, 1, norm, rounds=3)
+    found = low.upper.isfinite().nonzero()[:, 0].tolist()
+    assert found
+    fractions = np.vectorize(Fraction, otypes=[object])
+    for k in found:
+        W = fractions(low.K[k].numpy()) @ fractions(low.Q[k].numpy()).T
+        assert problem.A_low is not None
+        for q, z in enumerate(fractions(problem.Z[k].numpy())):
+            for r in problem.present[k, q].nonzero()[:, 0].tolist():
+                a = fractions(problem.A[k, q, r].numpy()) + fractions(problem.A_low[k, q, r].numpy())
+                assert a @ W @ z >= Fraction(problem.b[k, q, r].item())
+        assert sum(float(x) ** 2 for x in W.flatten()) ** 0.5 <= low.upper[k].item() * (1 + 1e-15)
+    assert repr(low).startswith(f"LowRank({norm}, rank 1, 4 instances")

@@ -1,7 +1,8 @@
 """An audit of real models: what each head selects, how sure it is, and what may be cut."""
 
-from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, Audit, Head, audit
+from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, SUMMARY, Audit, Head, audit
 from attsvm.auditing._cut import Cut, HeadCut, certify_change, largest_pruning, pruning, quantisation
+from attsvm.auditing._inputs import Document
 from attsvm.auditing._load import checkpoints, has_tokenizer, load_hugging_face, load_tokenizer
 from attsvm.auditing._rules import RULES, RuleHead, audit_rule
 from attsvm.auditing._steps import Steps, audit_steps
@@ -11,8 +12,10 @@ __all__ = [
     "NORMS",
     "QUANTILES",
     "RULES",
+    "SUMMARY",
     "Audit",
     "Cut",
+    "Document",
     "Head",
     "HeadCut",
     "RuleHead",

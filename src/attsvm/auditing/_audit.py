@@ -22,6 +22,7 @@ from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
+from attsvm.pages import html_table
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -45,6 +46,8 @@ MEASURES = {
 """What the numbers of a head mean."""
 NOT_SHARES = ("entropy", "margin", "norm", "stable_rank")
 """Measures that are no numbers between 0 and 1."""
+SUMMARY = ("saturated", "entropy", "sink", "margin", "stable_rank")
+"""Measures that are printed for every layer."""
 CANDIDATES = 4
 """Sampled queries for one of a margin problem: not all of them select."""
 SHOWN = 6
@@ -153,6 +156,18 @@ class Audit:
         write_json(place / "audit.json", self.facts())
         write_heads(place / "heads.parquet", self.rows())
         write_audit_page(place / "audit.html", self.facts())
+
+    def summary(self, names: Sequence[str] = SUMMARY) -> list[list[str]]:
+        """Per layer its name, and the mean of each measure over its heads, in words."""
+        rows = []
+        for layer in self.layers:
+            values = [[head.measures.get(name) for head in self.heads if head.layer == layer] for name in names]
+            known = [[value for value in own if value is not None] for own in values]
+            rows.append([layer, *(f"{sum(own) / len(own):.3g}" if own else "–" for own in known)])
+        return rows
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary(), ("layer", *SUMMARY), f"{self.model}: mean over the heads of a layer")
 
     def __repr__(self) -> str:
         return f"Audit({self.model}: {len(self.layers)} attentions, {len(self.heads)} heads, {self.texts} texts)"

@@ -17,8 +17,6 @@ from attsvm.captures import Attended, capture
 from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError
 
-Change = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True)
 class HeadCut:
@@ -57,7 +55,7 @@ class Cut:
         return [vars(head) for head in self.heads]
 
 
-def pruning(share: float) -> Change:
+def pruning(share: float) -> Callable[[Tensor], Tensor]:
     """Set the smallest `share` of a weight matrix to 0."""
     if as_real("share", share, 0.0) > 1:
         raise AttsvmError(f"share must be between 0 and 1, but got {share}.")
@@ -71,7 +69,7 @@ def pruning(share: float) -> Change:
     return change
 
 
-def quantisation(bits: int) -> Change:
+def quantisation(bits: int) -> Callable[[Tensor], Tensor]:
     """Round every row of a weight matrix to 2^bits − 1 equally spaced values around 0, the largest entry among them."""
     levels = 2 ** (as_count("bits", bits, 2, 16) - 1) - 1
 
@@ -86,7 +84,7 @@ def certify_change(
     model: nn.Module,
     tokenizer: Any,
     texts: Sequence[Any],
-    change: Change,
+    change: Callable[[Tensor], Tensor],
     *,
     length: int | None = None,
     batch: int = 8,
@@ -127,7 +125,7 @@ def largest_pruning(
     return low, tried
 
 
-def _compare(inputs: Inputs, change: Change, size: int) -> Cut:
+def _compare(inputs: Inputs, change: Callable[[Tensor], Tensor], size: int) -> Cut:
     counts: dict[str, Tensor] = {}
     model = inputs.model
     with evaluated(model):

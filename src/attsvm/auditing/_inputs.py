@@ -132,6 +132,8 @@ class Inputs:
             for number, item in enumerate(self.batches_given):
                 yield _given(number, item, self.device)
             return
+        if isinstance(self.model, TextTransformer):  # whose tokens lie one behind another: padding would part them
+            size = 1
         order = sorted(range(len(self.documents)), key=lambda i: len(self.documents[i].ids))
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size])

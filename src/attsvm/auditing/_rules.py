@@ -17,7 +17,6 @@ from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import MarginProblem, Status, solve
 
-Rule = Callable[[Sequence[int]], Sequence[int | None]]
 ROUNDS = 60
 """Rounds of adding violated rows to a margin problem."""
 GAP = 1e-3
@@ -49,7 +48,13 @@ def induction(ids: Sequence[int]) -> list[int | None]:
     return found
 
 
-RULES: dict[str, Rule] = {"previous": previous, "first": first, "self": itself, "induction": induction}
+RULES: dict[str, Callable[[Sequence[int]], Sequence[int | None]]] = {
+    "previous": previous,
+    "first": first,
+    "self": itself,
+    "induction": induction,
+}
+"""Rules by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +97,7 @@ def audit_rule(
     model: nn.Module,
     tokenizer: Any,
     texts: Sequence[Any],
-    rule: str | Rule | Sequence[Sequence[int | None]],
+    rule: str | Callable[[Sequence[int]], Sequence[int | None]] | Sequence[Sequence[int | None]],
     *,
     geometry: Geometry | str = "l2",
     length: int | None = None,
@@ -141,7 +146,9 @@ def audit_rule(
     return [head for name, parts in found.items() for head in _solve(name, parts, scales[name], geometry)]
 
 
-def _places(inputs: Inputs, rule: str | Rule | Sequence[Sequence[int | None]]) -> list[tuple[int, int, int]]:
+def _places(
+    inputs: Inputs, rule: str | Callable[[Sequence[int]], Sequence[int | None]] | Sequence[Sequence[int | None]]
+) -> list[tuple[int, int, int]]:
     if isinstance(rule, str):
         if rule not in RULES:
             raise AttsvmError(f"rule must be {', '.join(RULES)}, a function or places, but got {rule!r}.")

@@ -72,8 +72,6 @@ class Site:
     margins: list[Tensor] = field(default_factory=list)
     """(H, m) of the sampled queries of every text"""
     rows: list[Rows] = field(default_factory=list)
-    alone: int = 0
-    """queries that see one token: they have no margin"""
 
     def add(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
@@ -109,7 +107,8 @@ class Stream:
             part = _row(attended, row)
             document = self.batch.documents[row if len(self.batch.documents) == B else 0]
             logits = self.batch.own(part.logits()[0], row)
-            self._text(site, part, logits, document, row, tuple(None if x is None else x[row] for x in hidden))
+            number = row if self.inputs.given else 0  # texts are the same in any batch
+            self._text(site, part, logits, document, number, tuple(None if x is None else x[row] for x in hidden))
 
     def _text(
         self,
@@ -121,17 +120,16 @@ class Stream:
         hidden: tuple[Tensor | None, ...],
     ) -> None:
         T = logits.shape[-1]
-        seen = logits > -torch.inf
-        some = seen.any(-1).all(0)
+        some = (logits.amax(-1) > -torch.inf).all(0)
         if not bool(some.all()):  # queries that see nothing at all
-            logits, seen = logits[:, some], seen[:, some]
+            logits = logits[:, some]
         places = some.nonzero()[:, 0]
         if not len(places):
             return
         top = logits.topk(min(1 + self.plan.competitors, T))
         kept = self.plan.order(document, row, len(places)).to(places.device)
         sample = kept[: self.plan.per_text if document in self.plan.sampled else 0]
-        rows = kept[: self.plan.of_text.get(document, 0)] if row == 0 or not self.inputs.given else kept[:0]
+        rows = kept[: self.plan.of_text.get(document, 0) if row == 0 else 0]
         chosen = logits[:, rows]
         weights = _softmax(logits)  # in place of the logits
         share = weights.amax(-1)
@@ -149,8 +147,7 @@ class Stream:
         )
         if T > 1 and len(sample):
             margin = top.values[:, sample, 0] - top.values[:, sample, 1]
-            known = margin.isfinite().all(0)
-            site.alone += int((~known).sum())
+            known = margin.isfinite().all(0)  # a query that sees one token has none
             site.margins.append(margin[:, known].float().cpu())
         if len(rows):
             self._rows(site, attended, document, places, rows, top, chosen.softmax(-1), hidden)

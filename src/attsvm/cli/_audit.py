@@ -50,7 +50,7 @@ def audit_command(
     ],
     out: Annotated[Path, typer.Option(help="Folder for audit.html, audit.json and heads.parquet.", show_default=False)],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json, or the folder of a tokenizer; the model's own folder.")
+        Path | None, typer.Option(help="tokenizer.json, or the folder of a tokenizer; by default the model's own.")
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the texts in a table.")] = "text",
     limit: Annotated[int, typer.Option(min=1, help="Most texts.")] = 1000,
@@ -66,7 +66,8 @@ def audit_command(
     prune: Annotated[float | None, typer.Option(min=0, max=1, help="Certify that this share may be pruned.")] = None,
     bits: Annotated[int | None, typer.Option(min=2, max=16, help="Certify that this many bits are enough.")] = None,
     flips: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Find the largest pruning that flips this share of selections.")
+        float | None,
+        typer.Option(min=0, max=1, help="Find the largest pruning that flips at most this share of selections."),
     ] = None,
     rule: Annotated[
         RuleName | None, typer.Option(help="Ask whether heads could follow a rule, with what margin.")
@@ -224,18 +225,14 @@ def _asked(
 
 
 def _print(found: Audit, out: Path, *notes: str) -> None:
+    from attsvm.auditing import SUMMARY
+
     table = Table(title=f"{found.model}: mean over the heads of a layer", title_justify="left")
-    names = ("saturated", "entropy", "sink", "margin", "stable_rank")
     table.add_column("layer")
-    for name in names:
+    for name in SUMMARY:
         table.add_column(name.replace("_", " "), justify="right")
-    for layer in found.layers:
-        heads = [head for head in found.heads if head.layer == layer]
-        cells = []
-        for name in names:
-            values = [head.measures[name] for head in heads if name in head.measures]
-            cells.append(f"{sum(values) / len(values):.3g}" if values else "–")
-        table.add_row(layer, *cells)
+    for row in found.summary():
+        table.add_row(*row)
     console().print(table)
     for note in notes:
         console().print(note, highlight=False, soft_wrap=True)

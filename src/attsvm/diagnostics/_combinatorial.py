@@ -20,6 +20,8 @@ SCALES = (-1.0, 2.0)
 
 SATURATED = 1e-6
 """1 − s_α below which differences of label margins are not used."""
+VANISHED = 1e-100
+"""Entries of attended tokens below this are 0."""
 
 
 def assumption_d(data: TokenData, geometry: Geometry | str = "l2", *, samples: int = 1024, seed: int = 0) -> Condition:
@@ -91,6 +93,8 @@ def label_loss(data: TokenData, tokens: Tensor, W: Tensor, geometry: Geometry, l
     s = data.attention(W)
     attended = torch.einsum("bntd,bnkt->bnkd", data.X, s)
     rows = (data.Y[..., None] * attended).flatten(1, 2)
+    # A token at the origin that takes all attention leaves a row too short to scale: nothing separates it.
+    rows = torch.where(rows.abs().amax(-1, keepdim=True) < VANISHED, 0.0, rows)
     margin = solve(MarginProblem.from_rows(rows), geometry, tol=SHARP).margin
     rest = s.scatter(-1, tokens[..., None], 0.0).sum(-1)  # 1 − s_α
     ratio = (label - margin)[:, None, None] / rest

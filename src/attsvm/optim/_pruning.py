@@ -18,6 +18,7 @@ from attsvm.optim._shards import is_sharded, local
 
 __all__ = ["GradualPruning"]
 
+SCOPES = ("global", "relative", "layer")
 STRUCTURES = (None, "2:4", "row", "head")
 _MOST = 0x7F800000  # the bits of inf
 
@@ -52,7 +53,9 @@ class GradualPruning:
         start, end: between these shares of the training the zeros are made.
         every: steps between two changes of the masks.
         initial: the share of zeros at the start.
-        scope: one threshold for all parameters ("global"), or the same share of each ("layer").
+        scope: one threshold for all parameters ("global"), one for all in units of each parameter's root mean square
+            ("relative"), or the same share of each ("layer"). Near p = 1 parameters keep the ratios of their initial
+            sizes: where these differ, as in GPT-2's start, "global" cuts the small ones first.
         structure: what is pruned as one. None: entries. "2:4": entries such that of four neighbours in a row two are 0
             at the end (sparsity = 0.5). "row": rows of matrices (outputs). "head": attention heads, that is their rows
             of the query, key and value matrices.
@@ -182,8 +185,10 @@ class GradualPruning:
         if share <= 0:
             return
         sharded = any(is_sharded(param) for param in self.params)
-        for units in [self._units] if self.scope == "global" else [[unit] for unit in self._units]:
+        for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
             scores = [unit.scores() for unit in units]
+            if self.scope == "relative":
+                scores = [score / _size(unit.params, sharded) for unit, score in zip(units, scores)]
             pruned = smallest(scores, [unit.size for unit in units], share, sharded)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
@@ -268,6 +273,15 @@ def _sum(value: int, device: torch.device, sharded: bool) -> int:
     count = torch.tensor(value, device=device)
     dist.all_reduce(count)
     return int(count)
+
+
+def _size(params: Sequence[Tensor], sharded: bool) -> Tensor:
+    """The root mean square of all entries, zeros included."""
+    parts = [local(param).float() for param in params]
+    sums = torch.stack([torch.stack([part.square().sum(), part.new_tensor(part.numel())]) for part in parts]).sum(0)
+    if sharded:
+        dist.all_reduce(sums)
+    return (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
@@ -380,8 +394,8 @@ def _check(
     for name, value in (("total_steps", total_steps), ("every", every)):
         if not isinstance(value, int) or value < 1:
             raise AttsvmError(f"{name} must be a whole number above 0, but got {value!r}.")
-    if scope not in ("global", "layer"):
-        raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
+    if scope not in SCOPES:
+        raise AttsvmError(f"scope must be one of {SCOPES}, but got {scope!r}.")
     if structure not in STRUCTURES:
         raise AttsvmError(f"structure must be one of {STRUCTURES}, but got {structure!r}.")
     if structure == "2:4" and sparsity != 0.5:

@@ -102,7 +102,7 @@ def regularization_path(
     branches of stationary points: up from the best direction at W = 0, and down from the SVM of the optimal tokens at
     the largest radius. At each radius it takes the better one, by the loss, and by the gradient where losses tie; or a
     descent from the smaller ball's minimiser where that is better still. For a joint path the optimal tokens are those
-    of largest label margin, found among all choices if these are at most 4096.
+    of largest label margin that some W can select, found among all choices if these are at most 4096.
 
     Given `tokens` α, the path is the local one, down from R·W_mm(α)/‖W_mm(α)‖ at the largest radius. After a radius at
     which it was outside cone_ε(α), it starts there again: no minimiser inside the cone was found.
@@ -185,9 +185,10 @@ def _distance(limit: MaxMargin, W: Tensor) -> Tensor:
 
 
 def _largest_label_margin(data: TokenData, geometry: Geometry) -> Tensor:
-    """The tokens (B, n, K) of largest label margin over all choices.
+    """The tokens (B, n, K) of largest label margin over all choices that some W can select; over all, if there is none.
 
-    Samples that do not support it may take any token; of these the one of largest score under the best v.
+    Samples that do not support it may take any token; of these the one of largest score under the best v, where a W can
+    select these tokens, too.
     """
     queries = data.n * data.K
     if data.T**queries > CHOICES:
@@ -205,12 +206,17 @@ def _largest_label_margin(data: TokenData, geometry: Geometry) -> Tensor:
         alpha = part.repeat(data.B, 1, 1)
         seen = data.mask[trials].gather(-1, alpha[..., None])[..., 0]
         alpha = torch.where(seen, alpha, allowed[trials])
-        margin, index = solve(head_svm(data[trials], alpha), geometry).margin.reshape(data.B, -1).max(1)
+        margin = solve(head_svm(data[trials], alpha), geometry).margin
+        # Any that can be selected comes before all that cannot.
+        margin = torch.where(solve(att_svm(data[trials], alpha), geometry).solved, margin + 1, margin / (1 + margin))
+        margin, index = margin.reshape(data.B, -1).max(1)
         winner = alpha[index + len(part) * torch.arange(data.B, device=data.device)]
         tokens = torch.where((margin > best)[:, None, None], winner, tokens)
         best = torch.maximum(best, margin)
     v = torch.nan_to_num(solve(head_svm(data, tokens), geometry, tol=SHARP).W)
-    return replace(data, head=LinearHead(v.mT)).optimal_tokens()
+    scored = replace(data, head=LinearHead(v.mT)).optimal_tokens()
+    selectable = solve(att_svm(data, scored), geometry).solved | ~solve(att_svm(data, tokens), geometry).solved
+    return torch.where(selectable[:, None, None], scored, tokens)
 
 
 def _radii(radii: Sequence[float]) -> list[float]:

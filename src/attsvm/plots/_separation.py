@@ -31,7 +31,7 @@ def separation_figure(X: np.ndarray, Z: np.ndarray, solutions: Sequence[Solution
     if X.ndim != 3 or X.shape[0] != 2 or X.shape[2] != 2:
         raise AttsvmError(f"the separation figure shows two sequences in the plane, but X has shape {X.shape}.")
     reach = 1.25 * np.abs(X).max()
-    figure, axes = new_figure(1, len(solutions), (3.0 * len(solutions), 3.7))
+    figure, axes = new_figure(1, len(solutions), (2.5 * len(solutions), 4.0))
     for ax, solution in zip(axes[0], solutions):
         W = solution.W
         for i, colour in enumerate(_COLOURS):
@@ -44,7 +44,7 @@ def separation_figure(X: np.ndarray, Z: np.ndarray, solutions: Sequence[Solution
             ax.scatter(*np.delete(X[i], selected, 0).T, s=45, marker="os"[i], color=colour, zorder=3)
             ax.scatter(*X[i, selected], s=190, marker="*", color=colour, edgecolor="black", lw=0.8, zorder=4)
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel="first coordinate")
-        entries = ";  ".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
+        entries = ";\n".join("  ".join(f"{x:.4f}" for x in row + 0.0) for row in W.round(4))
         ax.set_title(f"{solution.name}:  ‖W‖ = {solution.norm:.4f}\nW = [{entries}]")
     axes[0][0].set_ylabel("second coordinate")
     from matplotlib.lines import Line2D

@@ -59,6 +59,7 @@ def export_figures(sections: Sequence[Section], folder: Path, style: str | None 
     for section in sections:
         if section.figure is not None:
             paths = [folder / f"{section.experiment.id}.{ending}" for ending in ("pdf", "svg")]
+            typeset(section.figure)
             if style is not None:
                 restyle(section.figure, style)
             save_figure(section.figure, *paths)

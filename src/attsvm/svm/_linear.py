@@ -17,11 +17,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attsvm.svm._lp import cholesky_solve
+from attsvm.svm._corrector import cholesky_solve
 from attsvm.svm._rows import Iterates, System
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 15
+
+_NEAR = 1e-3
+"""Gap from which the solutions of the Newton system are refined."""
 
 
 @dataclass
@@ -81,7 +84,9 @@ def solve_linear(system: System, largest: bool, tol: float, max_iterations: int,
             keep = active.nonzero()[:, 0]
             index, system, x = index[keep], system.take(keep), x.take(keep)
             idle, lowest = idle[keep], lowest[keep]
-        x = _newton_step(system, x, largest, wide)
+        # Far from the solution the matrix is well conditioned.
+        near = bool((best[index] < _NEAR).any())
+        x = _newton_step(system, x, largest, wide, 1 if near else 0)
     return out
 
 
@@ -103,7 +108,7 @@ def _start(system: System, largest: bool) -> _State:
     return _State(lam, s, nu, t, U, t[:, None, None] - U, t[:, None, None] + U, half, half)
 
 
-def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State:
+def _newton_step(system: System, x: _State, largest: bool, wide: bool, refinements: int) -> _State:
     rows, b, ineq = system.rows, system.b, system.inequality
     count = ineq.sum(1) + 2 * rows.d * rows.e
     total = lambda V: V.sum((1, 2))  # noqa: E731
@@ -134,31 +139,34 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State
 
     def solve(y: Tensor) -> Tensor:
         z = base(y)
-        for _ in range(2):
+        for _ in range(refinements):
             back = [rows.apply(theta * rows.adjoint(c)) + ridge * c for c in z.unbind(-1)]
             z = z + base(y - torch.stack(back, -1))
         return z
 
-    # The border: b for ν, and A·lean for t of ℓ1.
-    Ah = torch.zeros_like(b) if largest else rows.apply(lean)
-    to_b, to_h = solve(torch.stack((b, Ah), -1)).unbind(-1)
-    hh = torch.ones_like(mu) if largest else total(theta) - (Ah * to_h).sum(1)
-    hb, bb = (Ah * to_b).sum(1), (b * to_b).sum(1)
     W = x.V if largest else x.P - x.M
     residual = rows.apply(W) - x.nu[:, None] * b - x.s * ineq
     short = 1 - (b * x.lam).sum(1)
-    U = rows.adjoint(x.lam)
+    U = x.V if not largest else rows.adjoint(x.lam)
 
-    def direction(r: Tensor, gP: Tensor, gM: Tensor) -> tuple[Tensor, ...]:
-        """Steps for the targets ds + (s/λ)dλ = r, dP + (P/u)du = gP, dM + (M/v)dv = gM."""
-        g = gP - gM + x.P - x.M - U
+    def right_side(r: Tensor, gP: Tensor, gM: Tensor) -> Tensor:
+        """Of the system for dλ with the targets ds + (s/λ)dλ = r, dP + (P/u)du = gP, dM + (M/v)dv = gM."""
         if largest:  # A'(λ + dλ) = (P + dP) − (M + dM)
-            right = r - residual + rows.apply(theta * g)
-            of_t = torch.zeros_like(mu)
-        else:
-            right = r - residual - rows.apply(gP - gM)
-            of_t = total(gP + gM) - (1 - total(x.P + x.M))
-        z = solve(right[..., None])[..., 0]
+            return r - residual + rows.apply(theta * (gP - gM + x.P - x.M - U))
+        return r - residual - rows.apply(gP - gM)
+
+    # The border: b for ν, and A·lean for t of ℓ1.
+    affine_targets = (-x.s, -x.P, -x.M)
+    Ah = torch.zeros_like(b) if largest else rows.apply(lean)
+    columns = (b, right_side(*affine_targets)) if largest else (b, right_side(*affine_targets), Ah)
+    to_b, affine_z, *more = solve(torch.stack(columns, -1)).unbind(-1)
+    to_h = Ah if largest else more[0]
+    hh = torch.ones_like(mu) if largest else total(theta) - (Ah * to_h).sum(1)
+    hb, bb = (Ah * to_b).sum(1), (b * to_b).sum(1)
+
+    def direction(z: Tensor, r: Tensor, gP: Tensor, gM: Tensor) -> tuple[Tensor, ...]:
+        """Steps for these targets, from the solution z of the system."""
+        of_t = torch.zeros_like(mu) if largest else total(gP + gM) - (1 - total(x.P + x.M))
         # b'dλ = short and (for ℓ1) lean·A'dλ + Σθ dt = of_t, with dλ = z − to_h dt + to_b dν.
         r1, r2 = of_t - (Ah * z).sum(1), short - (b * z).sum(1)
         det = hh * bb + hb * hb
@@ -168,7 +176,7 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State
         dlam = z - to_h * dt[:, None] + to_b * dnu[:, None]
         dU = rows.adjoint(dlam)
         if largest:
-            dV = theta * (dU - g)
+            dV = theta * (dU - (gP - gM + x.P - x.M - U))
             du, dv = -dV, dV
         else:
             dV = dU
@@ -201,7 +209,7 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State
             x.M + other * dM,
         )
 
-    affine = direction(-x.s, -x.P, -x.M)
+    affine = direction(affine_z, *affine_targets)
     a, c = steps(affine)
     new = moved(affine, a, c)
     left = ((new.lam * new.s).sum(1) + total(new.P * new.u + new.M * new.v)) / count
@@ -209,6 +217,7 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool) -> _State
     dlam, ds, _, _, _, du, dv, dP, dM = affine
     r = ((target[:, None] - dlam * ds) / lam_pos) * ineq - x.s
     goal = target[:, None, None]
-    final = direction(r, (goal - dP * du) / x.u - x.P, (goal - dM * dv) / x.v - x.M)
+    targets = (r, (goal - dP * du) / x.u - x.P, (goal - dM * dv) / x.v - x.M)
+    final = direction(solve(right_side(*targets)[..., None])[..., 0], *targets)
     a, c = steps(final)
     return moved(final, 0.995 * a, 0.995 * c)

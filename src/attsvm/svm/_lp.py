@@ -22,6 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attsvm.svm._corrector import cholesky_solve, mean_complementarity, predictor_corrector
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
@@ -171,11 +172,8 @@ def _newton_step(
     system: System, x: _State, gram: Tensor | None, p: float, stalled: Tensor, careful: bool, wide: bool
 ) -> _State:
     rows, b, ineq, q = system.rows, system.b, system.inequality, p / (p - 1)
-    count = ineq.sum(1)
-    per_row = 1 / count.clamp_min(1)
-    mu = (x.lam * x.s).sum(1) * per_row
-    lam_pos = torch.where(ineq, x.lam, 1.0)
-    ratio = x.s / lam_pos
+    count, mu = ineq.sum(1), mean_complementarity(system, x.lam, x.s)
+    ratio = x.s / torch.where(ineq, x.lam, 1.0)
 
     # For p ≥ 2 the curvature 1/|W|^(p−2) is unbounded where W vanishes: it is capped at a level that the
     # complementarity lifts as it goes to zero.
@@ -225,31 +223,7 @@ def _newton_step(
 
     primal = x.AW - x.t[:, None] * b - x.s * ineq
     shift = primal if link is None else primal + rows.apply(hessian(link))
-    unit_gap = 1 - (b * x.lam).sum(1)
-
-    def complete(Hr: Tensor, Hb: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dt = (unit_gap - (b * Hr).sum(1)) / (b * Hb).sum(1)
-        dlam = Hr + dt[:, None] * Hb
-        return dlam, target - ratio * dlam, dt
-
-    def longest_step(dlam: Tensor, ds: Tensor) -> Tensor:
-        shrink = torch.maximum(-dlam / lam_pos, -ds / torch.where(ineq, x.s, 1.0)) * ineq
-        return 1 / shrink.amax(1).clamp_min(1.0)
-
-    # Predictor: aim at complementarity zero.
-    target = -x.s
-    solution = solve(torch.stack((target - shift, b), -1))
-    Hb = solution[..., 1]
-    dlam, ds, dt = complete(solution[..., 0], Hb, target)
-    step = longest_step(dlam, ds)[:, None]
-    mu_affine = ((x.lam + step * dlam) * (x.s + step * ds)).sum(1) * per_row
-    sigma = (mu_affine / mu.clamp_min(_TINY)).clamp(0, 1) ** 3
-    # Corrector: aim at σμ, with the second-order term unless the instance stalls.
-    sigma = torch.where(stalled, sigma.clamp_min(0.3), sigma)
-    second = torch.where(stalled[:, None], 0.0, dlam * ds)
-    target = ineq * (((sigma * mu)[:, None] - second) / lam_pos) - x.s
-    dlam, ds, dt = complete(solve((target - shift)[..., None])[..., 0], Hb, target)
-    step = torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
+    dlam, ds, dt, step = predictor_corrector(system, x.lam, x.s, shift, solve, stalled)
 
     if link is None:
         dU = dW = None
@@ -295,10 +269,6 @@ def _triangle(rows: Rows, curvature: Tensor, unit: Tensor, c: float, ridge: Tens
     least = 1e-15 * torch.linalg.vector_norm(K, dim=2).amax(1, keepdim=True)  # duplicate equalities
     K = torch.cat((K, torch.diag_embed(torch.maximum(ridge.sqrt(), least))), 2)
     return torch.linalg.qr(K.mT, mode="r")[1].mT
-
-
-def cholesky_solve(L: Tensor, rhs: Tensor) -> Tensor:
-    return torch.cholesky_solve(rhs, L)
 
 
 def _off_link(x: _State) -> Tensor:

@@ -12,11 +12,13 @@ Hessian of ½‖W‖², which is kept away from zero as far as the complementari
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from attsvm.geometry import Geometry
+from attsvm.svm._corrector import cholesky_solve, mean_complementarity, predictor_corrector
 from attsvm.svm._rows import Iterates, System
 
 PATIENCE = 40
@@ -98,11 +100,8 @@ def _start(system: System, geometry: Geometry) -> _State:
 def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stalled: Tensor) -> _State:
     rows, b, ineq = system.rows, system.b, system.inequality
     B, D = rows.B, rows.d * rows.e
-    count = ineq.sum(1)
-    per_row = 1 / count.clamp_min(1)
-    mu = (x.lam * x.s).sum(1) * per_row
-    lam_pos = torch.where(ineq, x.lam, 1.0)
-    ratio = x.s / lam_pos
+    count, mu = ineq.sum(1), mean_complementarity(system, x.lam, x.s)
+    ratio = x.s / torch.where(ineq, x.lam, 1.0)
     if free:
         link = x.U - geometry.gradient(x.W)
         P = geometry.hessian(x.W)
@@ -128,28 +127,8 @@ def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stal
         return (C @ V.reshape(B, D, 1)).reshape(V.shape)
 
     shift = x.AW - x.t[:, None] * b - x.s * ineq + rows.apply(curved(link))
-    unit_gap = 1 - (b * x.lam).sum(1)
-
-    def complete(Hr: Tensor, Hb: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dt = (unit_gap - (b * Hr).sum(1)) / (b * Hb).sum(1)
-        dlam = Hr + dt[:, None] * Hb
-        return dlam, target - ratio * dlam, dt
-
-    def longest_step(dlam: Tensor, ds: Tensor) -> Tensor:
-        shrink = torch.maximum(-dlam / lam_pos, -ds / torch.where(ineq, x.s, 1.0)) * ineq
-        return 1 / shrink.amax(1).clamp_min(1.0)
-
-    target = -x.s
-    solution = torch.cholesky_solve(torch.stack((target - shift, b), -1), L)
-    dlam, ds, dt = complete(solution[..., 0], solution[..., 1], target)
-    step = longest_step(dlam, ds)[:, None]
-    affine = ((x.lam + step * dlam) * (x.s + step * ds)).sum(1) * per_row
-    sigma = (affine / mu.clamp_min(_TINY)).clamp(0, 1) ** 3
-    sigma = torch.where(stalled, sigma.clamp_min(0.3), sigma)
-    second = torch.where(stalled[:, None], 0.0, dlam * ds)
-    target = ineq * (((sigma * mu)[:, None] - second) / lam_pos) - x.s
-    dlam, ds, dt = complete(torch.cholesky_solve((target - shift)[..., None], L)[..., 0], solution[..., 1], target)
-    step = torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
+    solve = partial(cholesky_solve, L)
+    dlam, ds, dt, step = predictor_corrector(system, x.lam, x.s, shift, solve, stalled)
     dU = rows.adjoint(dlam)
     dW = curved(dU + link)
 

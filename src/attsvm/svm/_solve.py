@@ -14,6 +14,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
+from attsvm.svm._active import MOST_ROWS, solve_active
 from attsvm.svm._certify import Answer, certify, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
@@ -286,6 +287,12 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
                 rest, system_left = some.take(left), part.take(left)
                 rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
                 some.put(left, rest)
+        # No W yet: an active set finds one, or the proof that there is none, whatever the norm.
+        left = ((some.status == Status.NOT_CONVERGED) & ~some.upper.isfinite()).nonzero()[:, 0]
+        if len(left) and rows.N <= MOST_ROWS:
+            rest, system_left = some.take(left), part.take(left)
+            rest.improve(certify(system_left, geometry, solve_active(system_left), tol), tol)
+            some.put(left, rest)
         answer.put(index, some)
 
 

@@ -7,6 +7,7 @@ from attsvm.experiments._experiment import Experiment
 from attsvm.experiments._own import load_experiments
 
 MODULES = (
+    "map_rules",  # the report opens with the map
     "svm_fig1",
     "svm_fig2",
     "svm_fig3",
@@ -54,7 +55,6 @@ MODULES = (
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
-    "map_rules",
     "map_adam",
     "map_muon",
     "map_batch",
@@ -62,6 +62,7 @@ MODULES = (
     "map_init",
     "map_p",
     "heads_svm",
+    "layers_svm",
     "ntp_classes",
     "ntp_svm",
     "ntp_graph",

@@ -140,7 +140,7 @@ def checks(rows: Rows) -> list[Check]:
         if case == ONE_SMALL:  # scores are not always right here; what Lemma 19 says of it is checked below
             continue
         found += [
-            at_least(f"{case}: Assumption 4", float(cell["assumption_4"].mean()), 1.0, "assumed", count),
+            at_least(f"{case}: Assumption 4", float(cell["assumption_4"].mean()), 1.0, "assumed", count, extra=True),
             at_least(f"{case}: ‖p‖ reaches {NORM:g}", float(cell["arrived"].mean()), 1.0, f"‖p‖ → ∞, {says}", count),
             at_least(
                 f"{case}: share of runs that select all completely ± tokens",

@@ -58,6 +58,8 @@ LION = {f"Lion (0.9, 0.99), η = {eta:g}": Setting(Lion(), eta, 10**5) for eta i
 SETTINGS: dict[str, Setting] = MEMORY | FIRST | FLOORED | SHRINKING | LION
 RECORDED = [round(10 ** (j / 4)) for j in range(10, 25)]
 """300, 600, 1,000, … 10⁶ steps."""
+SETTLED = 3000
+"""Before this step tokens are still being selected."""
 YOUNG, OLD = 0.1, 30.0
 """Below and above these many forgetting times Adam has its old preconditioner, or the ℓ∞ margin."""
 
@@ -140,13 +142,15 @@ def checks(rows: Rows) -> list[Check]:
     curves_at = []
     for name in (name for name in MEMORY if name in here):
         age, share = _ages(rows, name), _medians(rows, name, "efficiency_linf")
-        settled = rows.where(setting=name)["steps"][0] >= 3000
+        settled = rows.where(setting=name)["steps"][0] >= SETTLED
+        if not settled.any():
+            continue
         young += share[settled & (age < YOUNG)].tolist()
         old += share[settled & (age > OLD)].tolist()
         inside = np.interp(np.log(grid), np.log(age[settled]), share[settled], left=np.nan, right=np.nan)
         curves_at.append(inside)
     together = np.array(curves_at)
-    shared = np.isfinite(together).sum(0) >= 2
+    shared = np.isfinite(together).sum(0) >= 2 if curves_at else np.zeros(0, dtype=bool)
     if shared.any():
         gaps = (np.nanmax(together[:, shared], 0) - np.nanmin(together[:, shared], 0)).tolist()
     if young:

@@ -69,8 +69,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
 
 
 def _some(data: TokenData, samples: Tensor) -> TokenData:
-    parts = (data.X, data.Z, data.Y, data.mask)
-    return TokenData(*(x[:, samples] for x in parts), trials=data.trials)
+    X, Z, Y, mask = (x[:, samples] for x in (data.X, data.Z, data.Y, data.mask))
+    return TokenData(X, Z, Y, mask, trials=data.trials)
 
 
 def _errors(rows: Rows, truth: str) -> np.ndarray:

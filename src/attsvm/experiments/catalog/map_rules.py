@@ -88,7 +88,11 @@ def figure(rows: Rows) -> Figure:
             label=f"n, T, d = {size}",
         )  # fmt: skip
     own.set(
-        ylim=ax.get_ylim(), yticks=[], xlim=(0, 1.02), xlabel="efficiency in the predicted norm", title="other sizes"
+        ylim=ax.get_ylim(),
+        yticks=[],
+        xlim=(0, 1.02),
+        xlabel="efficiency in the predicted norm",
+        title="the predicted margin, by size",
     )
     own.grid(alpha=0.25)
     own.legend(frameon=False, fontsize=7, loc="upper left")

@@ -72,14 +72,18 @@ def checks(rows: Rows) -> list[Check]:
     late = narrow["solved"] & (narrow["rank of the solution"] > 1)
     share = float(np.median(narrow["distance"][late, -1])) if late.any() else np.nan
     ours = f"median 1 − corr {share:.2g}, {int(late.sum())} trials whose solution has rank {N}"
-    found.append(Check("m = 1 below the rank: the path stays away from it", "outside Lemma 3", ours, share > 1e-2))
+    found.append(
+        Check("m = 1 below the rank: the path stays away from it", "outside Lemma 3", ours, share > 1e-2, extra=True)
+    )
     balance = max(float(np.nanmedian(np.abs(rows.where(m=m)["balance"] - 1))) for m in rows.values("m"))
     says = "(‖K‖² + ‖Q‖²)/2 = ‖KQᵀ‖⋆ for minimisers (Lemma 15)"
     found.append(
         at_most("median |(‖K‖² + ‖Q‖²)/2‖KQᵀ‖⋆ − 1| over all radii, the largest of all m", balance, 1e-6, says)
     )
     inside = float(np.nanmin(rows.where(m=D)["share of R"][full["solved"], -1]))
-    found.append(at_least("m = d: smallest ‖KQᵀ‖⋆/R at the largest R", inside, 0.99, "paths use the whole ball"))
+    found.append(
+        at_least("m = d: smallest ‖KQᵀ‖⋆/R at the largest R", inside, 0.99, note="paths use the whole ball", extra=True)
+    )
     return found
 
 

@@ -1,0 +1,38 @@
+"""The experiments on optimizers and models: a short run of one cell, and figure and checks of rows of its shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attsvm.experiments import CATALOG, Check, Rows
+
+SHORT: dict[str, dict[str, Any]] = {
+    "map-adam": {"horizon": 330},
+    "map-muon": {"horizon": 330},
+    "map-batch": {"steps": 40},
+    "map-decay": {"steps": 40},
+    "map-p": {},
+    "ntp-svm": {"horizon": 120},
+    "ntp-graph": {"horizon": 120},
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str) -> None:
+    experiment = CATALOG[name]
+    cells = experiment.cells(False)
+    params = {**cells[-1 if name != "map-adam" else 0], **SHORT[name]}
+    columns = experiment.run(params, range(2), "cpu")
+    alone = experiment.run(params, range(1, 2), "cpu")
+    for key, column in columns.items():
+        assert len(column) == 2
+        np.testing.assert_allclose(column[1:], alone[key], rtol=1e-6, atol=1e-9)
+    rows = Rows([({**cell, **SHORT[name]}, columns) for cell in cells])
+    figure = experiment.figure(rows)
+    assert all(ax.get_title() or ax.get_ylabel() for ax in figure.axes)
+    found = experiment.checks(rows)
+    assert found
+    assert all(isinstance(check, Check) and check.name for check in found)
