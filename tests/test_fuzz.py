@@ -45,7 +45,7 @@ def test_what_a_file_runs_is_seen() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("fuzz_calls.py", "--calls", "40"), ("fuzz_kills.py", "--kills", "2", "--pairs", "1", "--commands", "text fit")],
+    [("fuzz_calls.py", "--calls", "20"), ("fuzz_kills.py", "--kills", "1", "--pairs", "1", "--commands", "text fit")],
     ids=["calls", "kills"],
 )
 def test_calls_and_kills(command: tuple[str, ...]) -> None:

@@ -228,8 +228,14 @@ def test_what_is_no_data_settings_or_device_is_refused() -> None:
             fit(TEXTS, settings(), device=device)
 
 
-SMALL = "data=synthetic layers=1 width=16 hidden=16 length=32 lr=1e-2 batch=8 seed=4"
-COMMAND = ["transformer", "fit", *(part for pair in SMALL.split() for part in f"--{pair}".split("=")), "--quiet"]
+SMALL = "layers=1 width=16 hidden=16 length=32 lr=1e-2 batch=8 seed=4"
+COMMAND = [
+    "transformer",
+    "fit",
+    "synthetic",
+    *(part for pair in SMALL.split() for part in f"--{pair}".split("=")),
+    "--quiet",
+]
 
 
 @pytest.mark.slow

@@ -248,7 +248,8 @@ def attention_command(
     synthetic = 0
     found: dict[str, Any] = {}
     without: list[str] = []
-    short = [place.resolve().stem if place.suffix == ".json" else place.resolve().name for place in runs]
+    whole = [Path(os.path.abspath(place)) for place in runs]  # "." has a name, too
+    short = [place.stem if place.suffix == ".json" else place.name for place in whole]
     for place, name in zip(runs, short):
         name = str(place) if short.count(name) > 1 else name
         if place.suffix == ".json":

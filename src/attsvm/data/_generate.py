@@ -131,7 +131,7 @@ def trial_numbers(trials: Trials) -> list[int]:
     try:
         numbers = iter(trials)  # type: ignore[arg-type]
     except TypeError:
-        return list(range(as_count("trials", trials, 0)))
+        return list(range(as_count("trials", trials, 0, 10**7)))
     return [as_count("trials", trial, 0, 2**63 - 1) for trial in numbers]
 
 
