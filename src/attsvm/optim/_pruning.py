@@ -208,7 +208,11 @@ class GradualPruning:
             gradients.append(local(param.grad))
         part = self.regrow / 2 * (1 + math.cos(math.pi * (self.count - self.first) / max(self.last - self.first, 1)))
         kept = min(local(p).abs()[before[p]].min().item() for p in self.params if before[p].any())
-        self._prune(share + part * (1 - share))
+        # No more is dropped than can be taken back: nothing while no weight has been pruned before.
+        out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
+        self._prune(share + min(part * (1 - share), out))
+        if out == 0:
+            return
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
         scores = []
