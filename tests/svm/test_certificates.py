@@ -295,9 +295,9 @@ def test_memory_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("work began")
 
     monkeypatch.setattr("attsvm.svm._solve.solve_lp", never)
-    monkeypatch.setattr(_memory, "free_bytes", lambda device: 1e9)
-    with pytest.raises(AttsvmError, match=r"an instance of 9000 rows needs about .* GB of memory, which is not there"):
-        solve(att_svm(sphere(90, 101, 60)), "l2")  # just too few rows for a working set
+    monkeypatch.setattr(_memory, "free_bytes", lambda device: 1e8)
+    with pytest.raises(AttsvmError, match=r"an instance of 1900 rows needs about .* GB of memory, which is not there"):
+        solve(att_svm(sphere(19, 101, 60)), "l2")  # just too few rows for a working set
 
 
 def test_free_memory_is_known() -> None:
