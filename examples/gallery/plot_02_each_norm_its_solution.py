@@ -26,7 +26,7 @@ for i, run in enumerate(runs.values()):
 
 # %%
 # One minus the correlation between what was trained (rows) and each max-margin solution (columns), in powers of ten.
-figure, ax = plt.subplots(figsize=(4.5, 3.6))
+figure, ax = plt.subplots(layout="constrained", figsize=(4.5, 3.6))
 image = ax.imshow(table.log10(), cmap="viridis_r")
 ax.set_xticks(range(3), [f"{name} solution" for name in names])
 ax.set_yticks(range(3), [f"trained in {name}" for name in names])

@@ -27,7 +27,7 @@ for i, rule in enumerate(rules.values()):
 
 # %%
 # Two thousand steps show the pattern; `attsvm reproduce map-rules` follows it to twenty thousand.
-figure, ax = plt.subplots(figsize=(5, 3.6))
+figure, ax = plt.subplots(layout="constrained", figsize=(5, 3.6))
 image = ax.imshow(table, cmap="viridis", vmin=0.4, vmax=1)
 ax.set_xticks(range(len(norms)), norms)
 ax.set_yticks(range(len(rules)), list(rules))

@@ -19,7 +19,7 @@ run = attsvm.train(data, steps=20_000, lr=lr, normalize=False, record=["W", "nor
 # By how much the optimal token leads in each sequence. The theorem says that both leads become positive.
 steps, W = run.steps[1:], run.records["W"][1:, 0]
 best = data.optimal_tokens()[0, :, 0]
-figure, ax = plt.subplots(figsize=(5.5, 3.4))
+figure, ax = plt.subplots(layout="constrained", figsize=(5.5, 3.4))
 for i in range(2):
     gap = data.X[0, i, best[i]] - data.X[0, i, 1 - best[i]]
     ax.plot(steps, (gap @ W @ data.Z[0, i, 0]), label=f"sequence {i + 1}")

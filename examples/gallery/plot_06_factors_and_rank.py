@@ -17,7 +17,7 @@ factors = attsvm.train(data, parameterization="KQ", steps=6000, ridge=1e-100)
 
 # %%
 # Singular values over the largest one, median of the trials.
-figure, ax = plt.subplots(figsize=(5, 3.4))
+figure, ax = plt.subplots(layout="constrained", figsize=(5, 3.4))
 for name, run in (("W", direct), ("K Qᵀ", factors)):
     values = torch.linalg.svdvals(run.W)
     ax.plot(range(1, 11), (values / values[:, :1]).median(0).values, "o-", label=f"trained as {name}")

@@ -17,7 +17,7 @@ print(attsvm.verdict(run))
 
 # %%
 # Attention of one sequence: a row is a query, a column the token that it attends to.
-figure, ax = plt.subplots(figsize=(4, 3.6))
+figure, ax = plt.subplots(layout="constrained", figsize=(4, 3.6))
 image = ax.imshow(data.attention(run.W)[0, 0], cmap="Blues", vmin=0, vmax=1)
 ax.set_xlabel("token")
 ax.set_ylabel("query")

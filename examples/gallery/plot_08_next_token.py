@@ -37,7 +37,7 @@ for step in range(1, 30_001):
 
 # %%
 # What grows turns to the NTP-SVM.
-figure, ax = plt.subplots(figsize=(5.5, 3.4))
+figure, ax = plt.subplots(layout="constrained", figsize=(5.5, 3.4))
 ax.plot(steps, correlations)
 _ = ax.set(xscale="log", xlabel="step", ylabel="correlation of W − W_fin with the NTP-SVM", ylim=(0, 1.02))
 print(f"correlation after {steps[-1]} steps: {correlations[-1]:.3f}")

@@ -3,7 +3,8 @@ Prune a small language model while it trains
 ============================================
 
 `GradualPruning` sets more and more weights to exact zeros, along a cubic schedule, and the rest recovers. Here a tiny
-GPT learns to copy; the loss jumps a little at every cut and comes back.
+GPT learns to repeat the first half of a sequence. Its loss comes close to the floor of 1.62 nats, which the random
+first half leaves, while nine of ten weights are cut.
 """
 
 import matplotlib.pyplot as plt
@@ -36,7 +37,7 @@ for _ in range(steps):
 # %%
 # Exact zeros, by layer.
 print(sparsity_report(model))
-figure, (above, below) = plt.subplots(2, 1, figsize=(5.5, 4.4), sharex=True)
+figure, (above, below) = plt.subplots(2, 1, layout="constrained", figsize=(5.5, 4.4), sharex=True)
 above.plot(losses)
 above.set_ylabel("loss")
 below.plot(zeros, color="#D55E00")

@@ -43,6 +43,6 @@ with tempfile.TemporaryDirectory() as folder:
 # %%
 # The loss over the steps.
 log = [entry for entry in trainer.state.log_history if "loss" in entry]
-figure, ax = plt.subplots(figsize=(5.5, 3))
+figure, ax = plt.subplots(layout="constrained", figsize=(5.5, 3))
 ax.plot([entry["step"] for entry in log], [float(entry["loss"]) for entry in log], "o-")
 _ = ax.set(xlabel="step", ylabel="loss")

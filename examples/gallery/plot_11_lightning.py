@@ -54,6 +54,6 @@ trainer.fit(model, loader)
 # %%
 # Half of the attention weights are exact zeros at the end.
 print(f"zeros in the query, key and value matrix: {(model.layer.self_attn.in_proj_weight == 0).float().mean():.0%}")
-figure, ax = plt.subplots(figsize=(5.5, 3))
+figure, ax = plt.subplots(layout="constrained", figsize=(5.5, 3))
 ax.plot(model.losses)
 _ = ax.set(xlabel="step", ylabel="loss")

@@ -26,7 +26,7 @@ model = AttentionTextClassifier().fit(texts, labels)
 explanation = model.explain(["the plot was thin and the actor superb"])[0]
 print(explanation)
 
-figure, ax = plt.subplots(figsize=(6, 3))
+figure, ax = plt.subplots(layout="constrained", figsize=(6, 3))
 words = list(explanation.words)
 ax.barh(range(len(words)), explanation.contribution, color="#0072B2")
 ax.set_yticks(range(len(words)), words)

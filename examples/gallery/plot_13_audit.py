@@ -25,7 +25,7 @@ print(found)
 
 # %%
 # Median margin of every head: the largest logit minus the second.
-figure, ax = plt.subplots(figsize=(4.5, 2.6))
+figure, ax = plt.subplots(layout="constrained", figsize=(4.5, 2.6))
 table = [[found[f"blocks.{layer}", head].measures["margin"] for head in range(4)] for layer in range(2)]
 image = ax.imshow(table, cmap="viridis")
 ax.set(xlabel="head", ylabel="layer", xticks=range(4), yticks=range(2))

@@ -27,7 +27,7 @@ print(solution)
 logits = torch.einsum("ntd,de,ne->nt", X, solution.W[0], z)
 margins = logits.gather(1, tokens[:, None]) - logits
 margins = margins[margins != 0]
-figure, ax = plt.subplots(figsize=(5.5, 3.2))
+figure, ax = plt.subplots(layout="constrained", figsize=(5.5, 3.2))
 ax.hist(margins.numpy(), bins=120, color="#0072B2")
 ax.axvline(1, color="#D55E00", lw=1)
 ax.set(yscale="log", xlabel="margin of a row", ylabel="rows")
