@@ -43,7 +43,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Weighted(Geometry):
+class PricedRows(Geometry):
     """An own norm, ‖c ∘ W‖_1.5 with c = 1, 2, 4 by row, as a user would write it."""
 
     @property
@@ -81,7 +81,7 @@ NORMS: dict[str, Callable[[int, int], Geometry]] = {
     "group-max:rows": lambda d, e: Group("rows", largest=True),
     "mahalanobis": lambda d, e: Mahalanobis(tridiagonal(d * e)),
     "hybrid": two_parts,
-    "own": lambda d, e: Weighted(),
+    "own": lambda d, e: PricedRows(),
 }
 
 

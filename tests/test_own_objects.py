@@ -276,3 +276,25 @@ def test_sweep_is_a_table_of_runs() -> None:
     assert columns["direction error"][3] == single.summary()["median direction error"]
     with pytest.raises(AttsvmError, match="speed must be an option of train"):
         attsvm.sweep(sphere(2, 3, 3), speed=[1, 2], steps=10)
+
+
+def test_two_classes_of_one_name_are_not_confused(data: TokenData, tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Twin(Weighted):
+        pass
+
+    first = Twin
+    train(data, first(), steps=5).save(tmp_path / "run.npz")
+
+    def elsewhere() -> type[Weighted]:
+        @dataclass(frozen=True)
+        class Twin(Weighted):
+            pass
+
+        return Twin
+
+    other = elsewhere()
+    with pytest.raises(AttsvmError, match=r"'Twin' may be any of .*pass the one that is meant as geometry="):
+        Trajectory.load(tmp_path / "run.npz")
+    assert isinstance(Trajectory.load(tmp_path / "run.npz", geometry=first()).geometry, first)
+    assert other is not first

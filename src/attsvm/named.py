@@ -18,12 +18,13 @@ def kind_of(cls: type) -> str:
     return name if isinstance(name, str) else cls.__name__
 
 
+def _subclasses(base: type[T]) -> list[type[T]]:
+    return [found for cls in base.__subclasses__() for found in (cls, *_subclasses(cls))]
+
+
 def kinds(base: type[T]) -> dict[str, type[T]]:
     """All subclasses by kind; a class that was defined again replaces the earlier one."""
-    found: dict[str, type[T]] = {}
-    for cls in base.__subclasses__():
-        found |= {kind_of(cls): cls} | kinds(cls)
-    return found
+    return {kind_of(cls): cls for cls in _subclasses(base)}
 
 
 def facts_of(thing: Any) -> dict[str, Any]:
@@ -46,6 +47,11 @@ def from_facts(base: type[T], what: str, facts: Any, part: type | None = None) -
     if cls is None:
         raise AttsvmError(
             f"the {what} {kind!r} is not defined here: import the module that defines it first, or pass {what}=…."
+        )
+    places = {f"{c.__module__}.{c.__qualname__}" for c in _subclasses(base) if kind_of(c) == kind}
+    if len(places) > 1:
+        raise AttsvmError(
+            f"the {what} {kind!r} may be any of {', '.join(sorted(places))}: pass the one that is meant as {what}=…."
         )
     given = {name: value for name, value in facts.items() if name != "kind"}
     if is_dataclass(cls) and any(field.name == "function" for field in fields(cls)):

@@ -14,7 +14,7 @@ D = torch.linspace(0.5, 2, 12, dtype=torch.float64).reshape(4, 3)
 
 
 @dataclass(frozen=True)
-class Weighted(Geometry):
+class Diagonal(Geometry):
     """‖W‖ = (Σ (Dw)⁴)^¼ with ψ = Σ (Dw)⁴/4, nothing else."""
 
     @property
@@ -45,7 +45,7 @@ class Bare(Geometry):
         return W.abs().amax((-2, -1))
 
 
-OWN = Weighted()
+OWN = Diagonal()
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

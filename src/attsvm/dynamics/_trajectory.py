@@ -274,11 +274,15 @@ class Trajectory:
             raise AttsvmError(f"the arrays must be those of a run that trains {parameterization}, but they are not.")
         if (parameterization == "joint") != ("v" in tensors):
             raise AttsvmError("v must be there in a joint run, and in no other.")
+        described = facts["rule"]
+        if geometry is not None:  # a rule may hold it, too
+            known = facts_of(geometry)
+            described = {name: geometry if value == known else value for name, value in described.items()}
         return cls(
             data=data,
             geometry=geometry or from_facts(Geometry, "geometry", facts["geometry"]),
             parameterization=parameterization,
-            rule=rule or from_facts(Rule, "rule", facts["rule"], part=Geometry),
+            rule=rule or from_facts(Rule, "rule", described, part=Geometry),
             loss=loss or from_facts(Loss, "loss", facts["loss"], part=Loss),
             steps=tensors["steps"],
             records=_unprefixed("records", tensors),
