@@ -107,13 +107,20 @@ def start(app: Any) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("builder-inited", start)
-    app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: process(app, lines))
+    app.connect(
+        "autodoc-process-docstring", lambda app, what, name, obj, options, lines: process(app, what, name, lines)
+    )
     app.connect("source-read", lambda app, name, source: relink(source))
     return {"parallel_read_safe": True}
 
 
-def process(app: Any, lines: list[str]) -> None:
+def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """The docstring, and the examples of the gallery that use what it is about."""
     lines[:] = convert(lines, app.env.attsvm_names)
+    used = f"attsvm.{name.rpartition('.')[2]}"
+    examples = HERE / "gallery" / "backreferences" / f"{used}.examples"
+    if what in ("class", "function") and examples.exists() and examples.stat().st_size:
+        lines += ["", ".. rubric:: Examples", "", f".. minigallery:: {used}", ""]
 
 
 def relink(source: list[str]) -> None:
