@@ -107,9 +107,7 @@ def start(app: Any) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("builder-inited", start)
-    app.connect(
-        "autodoc-process-docstring", lambda app, what, name, obj, options, lines: process(app, what, name, lines)
-    )
+    app.connect("autodoc-process-docstring", process)
     app.connect("source-read", lambda app, name, source: relink(source))
     return {"parallel_read_safe": True}
 
