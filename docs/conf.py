@@ -21,7 +21,15 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "images", "gallery/*.ipynb", "gallery/*.py", "gallery/*.md5", "**/sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "images",
+    "gallery/*.ipynb",
+    "gallery/*.py",
+    "gallery/*.md5",
+    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
+]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]

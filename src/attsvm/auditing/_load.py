@@ -60,6 +60,7 @@ def load_tokenizer(place: PathLike) -> Any:
 
 
 def has_tokenizer(place: PathLike) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
     return any((Path(place) / name).is_file() for name in TOKENIZERS)
 
 

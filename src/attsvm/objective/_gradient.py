@@ -59,6 +59,7 @@ def combined(blocks: Blocks) -> Tensor:
 
 
 def attend(lanes: Lanes, blocks: Blocks) -> Attended:
+    """Softmax attention of these weights, exact however far it has saturated."""
     a = logits(lanes, blocks)
     if lanes.hidden is not None:
         a = a.masked_fill(lanes.hidden, -torch.inf)

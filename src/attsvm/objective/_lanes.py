@@ -55,14 +55,17 @@ class Lanes:
 
 
 def is_small(data: TokenData) -> bool:
+    """Whether trials are so small that several share a vector of the processor."""
     return data.n * data.K * data.d * max(data.e, data.T) <= SMALL
 
 
 def trial_last(x: Tensor) -> Tensor:
+    """The trial as the last axis, where the inner loops want it."""
     return x.movedim(0, -1).contiguous()
 
 
 def trial_first(x: Tensor) -> Tensor:
+    """The trial as the first axis again."""
     return x.movedim(-1, 0)
 
 

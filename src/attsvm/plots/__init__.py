@@ -14,7 +14,7 @@ from attsvm.plots._common import (
     styled,
 )
 from attsvm.plots._separation import Solution, separation_figure
-from attsvm.plots._styles import STYLES, find_style, restyle
+from attsvm.plots._styles import STYLES, Style, find_style, restyle
 from attsvm.plots._training import weight_figure
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "STYLES",
     "VERMILION",
     "Solution",
+    "Style",
     "draw_curves",
     "draw_matrix",
     "find_style",

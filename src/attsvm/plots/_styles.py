@@ -32,6 +32,7 @@ WIDE = 7.0
 
 
 def find_style(name: str) -> Style:
+    """The style of this name; an unknown one is refused."""
     if name not in STYLES:
         raise AttsvmError(f"there is no style {name!r}: take {' or '.join(STYLES)}{did_you_mean(name, STYLES)}")
     return STYLES[name]
