@@ -112,6 +112,9 @@ class Iterates:
         """The instances named by `index`."""
         return Iterates(self.W[index], self.lam[index], self.iterations[index])
 
+    def put(self, index: Tensor, part: Iterates) -> None:
+        self.W[index], self.lam[index], self.iterations[index] = part.W, part.lam, part.iterations
+
 
 @dataclass
 class System:

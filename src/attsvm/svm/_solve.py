@@ -23,6 +23,7 @@ from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
+from attsvm.svm._pivots import solve_pivots, suits_pivots
 from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, head_svm, is_large
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
@@ -242,7 +243,13 @@ def _run(
             system, geometry, blocks or Blocks.whole(rows.d, rows.e, "sum"), tol, max_iterations, cancelled
         )
     if isinstance(geometry, Lp):
-        return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
+        if geometry.p != 2 or not suits_pivots(system):
+            return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
+        run, done = solve_pivots(system, tol)
+        left = (~done).nonzero()[:, 0]
+        if len(left):
+            run.put(left, solve_lp(system.take(left), 2.0, tol, max_iterations, cancelled))
+        return run
     # Where a dual norm bends without bound, its norm does not.
     free = isinstance(geometry, Schatten) and geometry.p > 2
     return solve_smooth(system, geometry, tol, max_iterations, cancelled, free != again)
