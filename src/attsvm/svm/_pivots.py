@@ -20,7 +20,7 @@ _CHANCES = 3
 def suits_pivots(system: System) -> bool:
     """Rows can be independent, so that every guess has its λ."""
     rows = system.rows
-    return rows.N <= rows.d * rows.e
+    return rows.d * rows.e >= rows.N
 
 
 def solve_pivots(system: System, tol: float) -> tuple[Iterates, Tensor]:

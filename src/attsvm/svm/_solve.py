@@ -12,7 +12,7 @@ from torch import Tensor
 from attsvm.checks import as_count, as_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Blocks, Geometry, Lp, Nuclear, Schatten, parse_geometry
+from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
 from attsvm.svm._certify import Answer, certify, share
@@ -105,9 +105,9 @@ def _solve_small(
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
-        D = rows.d * rows.e
-        in_use = D**2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
-        if not isinstance(geometry, Lp | Nuclear):
+        in_use = (rows.d * rows.e) ** 2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
+        if not isinstance(geometry, Lp | Nuclear | Group):
+            D = min(rows.d, rows.N) * min(rows.e, rows.Q)
             in_use = max(in_use, D**2, rows.N * D)
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
         for index in left.split(chunk) if len(left) else ():
@@ -239,9 +239,8 @@ def _run(
     if isinstance(geometry, Lp) and not geometry.smooth and not again:
         return solve_linear(system, geometry.p == math.inf, tol, max_iterations, cancelled)
     if nuclear or blocks is not None:
-        return solve_blocks(
-            system, geometry, blocks or Blocks.whole(rows.d, rows.e, "sum"), tol, max_iterations, cancelled
-        )
+        blocks = blocks or Blocks.whole(rows.d, rows.e, "sum")
+        return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled, semidefinite=again)
     if isinstance(geometry, Lp):
         if geometry.p != 2 or not suits_pivots(system):
             return solve_lp(system, geometry.p, tol, max_iterations, cancelled)
