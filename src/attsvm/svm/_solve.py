@@ -21,6 +21,7 @@ from attsvm.svm._exact import power_of_two, two_product
 from attsvm.svm._large import solve_large
 from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
+from attsvm.svm._matched import matched
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
@@ -294,6 +295,13 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
                 rest, system_left = some.take(left), part.take(left)
                 rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
                 some.put(left, rest)
+        left = ((some.status == Status.NOT_CONVERGED) & some.upper.isfinite()).nonzero()[:, 0]
+        blocks = geometry.blocks(rows.d, rows.e)
+        if len(left) and careful and blocks is not None and blocks.kind == "max":
+            rest, system_left = some.take(left), part.take(left)
+            run = matched(system_left, blocks, Iterates(rest.W, rest.lam, rest.iterations))
+            rest.improve(certify(system_left, geometry, run, tol), tol)
+            some.put(left, rest)
         # No W yet: an active set finds one, or the proof that there is none, whatever the norm.
         left = ((some.status == Status.NOT_CONVERGED) & ~some.upper.isfinite()).nonzero()[:, 0]
         if len(left) and rows.N <= MOST_ROWS:
