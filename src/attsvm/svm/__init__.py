@@ -7,6 +7,7 @@ from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, embedding_
 from attsvm.svm._rank import LowRank, solve_rank
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._solve import label_margin, margin_efficiency, solve, token_margin
+from attsvm.svm._unique import Vertex, vertices
 
 __all__ = [
     "LowRank",
@@ -14,6 +15,7 @@ __all__ = [
     "MaxMargin",
     "Status",
     "TokenProblem",
+    "Vertex",
     "att_svm",
     "differentiable",
     "embedding_svm",
@@ -33,4 +35,5 @@ __all__ = [
     "solve",
     "solve_rank",
     "token_margin",
+    "vertices",
 ]

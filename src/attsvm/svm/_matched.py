@@ -2,8 +2,8 @@
 
 At a solution A'λ is P M Qᵀ in every block, P and Q those singular vectors at which W attains the norm. What A'λ has
 beside them, in its smaller singular vectors, is an error of first order in the bound b'λ/‖A'λ‖_*, and an interior point
-leaves some of it where rows differ by many decades. It is linear in λ but for the turning of P and Q, so a least squares
-problem over the rows at the margin, weighted by λ, takes it away.
+leaves some of it where rows differ by many decades. But for the turning of P and Q it is linear in λ, so least squares
+over the rows at the margin, weighted by λ, take it away.
 """
 
 from __future__ import annotations

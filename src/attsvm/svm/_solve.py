@@ -102,7 +102,7 @@ def _solve_small(
     wide = 3 * d * problem.shape[1] < Q * R
     numbers = numbers_per_instance(Q, R, d, problem.shape[1], geometry, wide)
     with torch.no_grad(), enough_memory(problem.rows, numbers, problem.A.device):
-        system, row_norm, scale, impossible = _prepare(problem, geometry)
+        system, row_norm, scale, impossible = prepare(problem, geometry)
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
@@ -157,7 +157,7 @@ def label_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry 
     return solve(head_svm(data, tokens), geometry).margin
 
 
-def _prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor, Tensor, Tensor]:
+def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor, Tensor, Tensor]:
     """The scaled system, what its rows (B, N) and W (B,) were divided by, and the rows (B, N) that no W can satisfy
     because they are zero.
 
