@@ -50,7 +50,9 @@ def predictor_corrector(
     second = torch.where(stalled[:, None], 0.0, dlam * ds)
     target = ineq * (((sigma * mu)[:, None] - second) / positive) - s
     dlam, ds, dt = complete(solve((target - shift)[..., None])[..., 0], Hb, target)
-    return dlam, ds, dt, torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
+    # Without inequalities there is no boundary to stay away from.
+    share = torch.where(stalled, 0.7, torch.where(ineq.any(1), 0.99, 1.0))
+    return dlam, ds, dt, share * longest_step(dlam, ds)
 
 
 def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
