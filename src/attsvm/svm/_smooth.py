@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from attsvm.geometry import Geometry
-from attsvm.svm._corrector import cholesky_solve, mean_complementarity, predictor_corrector
-from attsvm.svm._rows import Iterates, System
+from attsvm.svm._corrector import mean_complementarity, predictor_corrector
+from attsvm.svm._rows import Iterates, System, cholesky_solve
 
 PATIENCE = 40
 HALVINGS = 8
