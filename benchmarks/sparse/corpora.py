@@ -1,21 +1,29 @@
-"""Texts as one stream of word pieces for each split, in a compressed .npz of uint16.
+"""Texts as one stream of tokens for each split, in a compressed .npz of uint16.
 
     python benchmarks/sparse/corpora.py DATA OUT
 
 reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz and DATA/bert-base-uncased/tokenizer.json and writes OUT/imdb.npz and
 OUT/wikitext-2.npz. Splits: "train"; "validation", by which settings are chosen; "test", which is reported. IMDB's
-validation and test are 1,500 texts each of its test split, drawn once, none of which is in its train split.
+validation and test are 1,500 texts each of its test split, drawn once, none of which is in its train split. IMDB is cut
+into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its train split, so that the head is small.
 """
+
+from __future__ import annotations
 
 import gzip
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 DRAWN = 1500
-SEPARATOR = "[SEP]"
+SEPARATOR, UNKNOWN = "[SEP]", "[UNK]"
+BYTE_PAIRS = 4096
 
 
 def imdb_texts(path: Path) -> dict[str, list[str]]:
@@ -36,15 +44,33 @@ def wikitext(folder: Path) -> dict[str, list[str]]:
     found = {}
     for name, file in (("train", "train"), ("validation", "valid"), ("test", "test")):
         with gzip.open(folder / f"{file}.txt.gz", "rt", encoding="utf-8") as lines:
-            found[name] = [line.strip().replace("<unk>", "[UNK]") for line in lines if line.strip()]
+            found[name] = [line.strip().replace("<unk>", UNKNOWN) for line in lines if line.strip()]
     return found
 
 
-def encode(texts: list[str], tokenizer: Path) -> np.ndarray:
-    """All texts one behind another, each followed by the separator."""
+def bert(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    pieces = Tokenizer.from_file(str(tokenizer))
+    return Tokenizer.from_file(str(path))
+
+
+def byte_pairs(texts: list[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=BYTE_PAIRS,
+        special_tokens=[SEPARATOR, UNKNOWN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieces.train_from_iterator(texts, trainer)
+    return pieces
+
+
+def encode(texts: list[str], pieces: Tokenizer) -> np.ndarray:
+    """All texts one behind another, each followed by the separator."""
     pieces.no_padding()
     pieces.no_truncation()
     separator = pieces.token_to_id(SEPARATOR)
@@ -56,10 +82,14 @@ def encode(texts: list[str], tokenizer: Path) -> np.ndarray:
 
 
 def main(data: Path, out: Path) -> None:
-    tokenizer = data / "bert-base-uncased" / "tokenizer.json"
     out.mkdir(parents=True, exist_ok=True)
-    for name, splits in (("imdb", imdb_texts(data / "imdb.parquet")), ("wikitext-2", wikitext(data / "wikitext-2"))):
-        streams = {split: encode(texts, tokenizer) for split, texts in splits.items()}
+    wiki = wikitext(data / "wikitext-2")
+    corpora = {
+        "imdb": (imdb_texts(data / "imdb.parquet"), bert(data / "bert-base-uncased" / "tokenizer.json")),
+        "wikitext-2": (wiki, byte_pairs(wiki["train"])),
+    }
+    for name, (splits, pieces) in corpora.items():
+        streams = {split: encode(texts, pieces) for split, texts in splits.items()}
         np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
 

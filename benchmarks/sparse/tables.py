@@ -38,7 +38,8 @@ def add(source: Path) -> None:
     """New rows behind those that are kept, each once."""
     usual = {name: value for name, value in asdict(Family("", 0.0, 0)).items() if name != "sparsities"}
     path = FOLDER / "rows.parquet"
-    rows = pq.read_table(path).to_pylist() if path.is_file() else []
+    kept = pq.read_table(path).to_pylist() if path.is_file() else []
+    rows = [usual | {name: value for name, value in row.items() if value is not None} for row in kept]
     for line in source.read_text().splitlines():
         row = usual | json.loads(line)
         rows.append(row | {"options": json.dumps(row["options"], sort_keys=True), "clip": row["clip"] or 0.0})

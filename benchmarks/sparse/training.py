@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,19 @@ class Family:
     start: float = 0.2
     end: float = 0.75
     init: str = "gpt2"  # or "torch": as nn.Linear starts
+    width: int = 0  # 0: that of the corpus's shape
+    scale: float = 1.0  # of all matrices at their start
     note: str = "main"
 
     def key(self, sparsity: float) -> str:
-        parts = {k: v for k, v in asdict(self).items() if k not in ("sparsities", "note")}
-        return repr(sorted({**parts, "options": sorted(self.options.items()), "sparsity": sparsity}.items()))
+        parts = {k: _plain(v) for k, v in asdict(self).items() if k not in ("sparsities", "note", "options")}
+        options = sorted((k, _plain(v)) for k, v in self.options.items())
+        return repr(sorted({**parts, "options": options, "sparsity": float(sparsity)}.items()))
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers as floats, as they are kept."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,14 @@ class Shape:
     batch: int = 64
     every: int = 50
     vocabulary: int = VOCABULARY
+    dropout: float = 0.0
     most_evaluated: int = 10**9  # tokens of a split
+
+
+SHAPES = {
+    "imdb": Shape(),
+    "wikitext-2": Shape(width=256, layers=4, heads=4, every=25, vocabulary=4096, dropout=0.1),
+}
 
 
 class Corpus:
@@ -111,7 +126,7 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     o, lr, decay = dict(family.options), family.lr, family.weight_decay
     on_cuda = next(model.parameters()).is_cuda
     for group in matrices:
-        group["p"] = float(o.get("p", 2.0))
+        group["p"] = float(o.get("p_from", o.get("p", 2.0)))
     if family.method in ("adamw", "rigl"):
         main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
@@ -137,6 +152,7 @@ def make_model(shape: Shape, tied: bool) -> GPT:
         width=shape.width,
         layers=shape.layers,
         heads=shape.heads,
+        dropout=shape.dropout,
         tied=tied,
     )
 
@@ -154,6 +170,18 @@ def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Fami
     return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
 
 
+def start_model(shape: Shape, family: Family) -> GPT:
+    torch.manual_seed(family.seed)
+    model = make_model(shape, family.tied)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                if family.init == "torch":
+                    module.reset_parameters()
+                module.weight.mul_(family.scale)
+    return model
+
+
 def train_family(
     family: Family,
     corpus: Corpus,
@@ -166,37 +194,38 @@ def train_family(
 ) -> Iterator[dict[str, Any]]:
     """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
     device = corpus.streams["train"].device
-    torch.manual_seed(family.seed)
-    fresh = make_model(shape, family.tied)
-    if family.init == "torch":
-        for module in fresh.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
+    fresh = start_model(shape, family)
     model = fresh.to(device) if model is None else model
-    model.load_state_dict(fresh.state_dict())
-    torch.manual_seed(family.seed)
     total = corpus.steps(shape, family.epochs)
     common = round(family.start * total) - 1 if _can_share(family) else 0
-    run = _Run(family, corpus, shape, losses, model, total, fused)
+
+    def from_start() -> _Run:
+        model.load_state_dict(fresh.state_dict())
+        torch.manual_seed(family.seed)
+        return _Run(family, corpus, shape, losses, model, total, fused)
+
+    run = from_start()
     run.advance(common)
     start = run.snapshot() if common else None
     for sparsity in family.sparsities:
         if family.key(sparsity) in done:
             continue
         if start is None:
-            model.load_state_dict(fresh.state_dict())
-            run = _Run(family, corpus, shape, losses, model, total, fused)
+            run = from_start()
         else:
             run.restore(start)
+        if "muon_until" in family.options:
+            run.advance_by_muon(float(family.options["muon_until"]), float(family.options["muon_lr"]))
         pruning = _pruning(run.optimizers[0], family, sparsity, total, shape)
         if pruning is not None:
             pruning.count = run.count
         run.advance(total, pruning)
-        yield {"sparsity": sparsity, **run.measures(sparsity == 0 and family.method not in ("rigl", "adabreg"))}
+        one_shot = sparsity == 0 and family.note in ("main", "tune") and family.method != "adabreg"
+        yield {"sparsity": sparsity, **run.measures(one_shot)}
 
 
 def _can_share(family: Family) -> bool:
-    return len(family.sparsities) > 1 and family.method != "rigl"
+    return len(family.sparsities) > 1 and family.method != "rigl" and "muon_until" not in family.options
 
 
 def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape) -> GradualPruning | None:
@@ -204,7 +233,7 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
         return None
     schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}
     if family.method == "rigl":
-        schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3}
+        schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
     elif "regrow" in family.options:
         schedule["regrow"] = family.options["regrow"]
     if "scope" in family.options:
@@ -224,15 +253,17 @@ class _Run:
         fused: bool,
     ) -> None:
         self.family, self.corpus, self.shape, self.losses, self.model = family, corpus, shape, losses, model
-        self.total, self.fused = total, fused
+        self.total, self.fused, self.lr = total, fused, family.lr
         self.optimizers = make_optimizers(model, family, fused)
         self.batches = corpus.batches(shape, 1000 + family.seed)
         self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.streams["train"].device)
 
     def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
-        began, rates = time.perf_counter(), (self.family.lr, self.family.rest_lr)
+        began, rates = time.perf_counter(), (self.lr, self.family.rest_lr)
         self.model.train()
         while self.count < until:
+            if "p_from" in self.family.options and self.count % self.shape.every == 0:
+                self._lower_p()
             factor = self._factor(self.count)
             for optimizer, lr in zip(self.optimizers, rates):
                 for group in optimizer.param_groups:
@@ -252,6 +283,21 @@ class _Run:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
 
+    def advance_by_muon(self, share: float, lr: float) -> None:
+        """Muon's steps at first; then the family's own method goes on from its weights, with new moments."""
+        own, by_muon = self.optimizers, replace(self.family, method="muon", options={}, lr=lr)
+        self.optimizers, self.lr = make_optimizers(self.model, by_muon, self.fused), lr
+        self.advance(round(share * self.total))
+        self.optimizers, self.lr = [own[0], self.optimizers[1]], self.family.lr
+
+    def _lower_p(self) -> None:
+        """From `p_from` to `p` along a line, while weights are pruned."""
+        f = self.family
+        done = min(max(self.count / self.total - f.start, 0) / (f.end - f.start), 1)
+        first, last = float(f.options["p_from"]), float(f.options["p"])
+        for group in self.optimizers[0].param_groups:
+            group["p"] = first + (last - first) * done
+
     def _factor(self, count: int) -> float:
         warm = self.family.warmup * self.total
         if count < warm:
@@ -264,9 +310,10 @@ class _Run:
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         weights, states, self.count, self.seconds = saved
+        torch.manual_seed(10_000 + self.family.seed)  # of dropout from here on
         self.recent = torch.zeros_like(self.recent)
-        self.model.load_state_dict(weights)
         self.optimizers = make_optimizers(self.model, self.family, self.fused)  # without hooks of another share
+        self.model.load_state_dict(weights)
         for optimizer, state in zip(self.optimizers, states):
             optimizer.load_state_dict(copy.deepcopy(state))
         self.batches = self.corpus.batches(self.shape, 1000 + self.family.seed)
