@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks" / "sparse"
 sys.path.insert(0, str(FOLDER))
 import baselines  # noqa: E402
 import run  # noqa: E402
+import samples  # noqa: E402
 import training  # noqa: E402
 
 STEPS, LR = 20, 0.03
@@ -111,10 +112,10 @@ METHODS = (
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: repr(list(method.values())))
 def test_every_method_trains_to_the_share_of_zeros(method: dict[str, Any], tmp_path: Path) -> None:
-    shape = training.Shape(width=16, layers=1, heads=2, length=8, batch=8, every=3, vocabulary=32, dropout=0.1)
+    shape = samples.Shape(width=16, layers=1, heads=2, length=8, batch=8, every=3, vocabulary=32, dropout=0.1)
     stream = np.tile(np.arange(8), 160).astype(np.uint16)  # each token is followed by the next
     np.savez(tmp_path / "tokens.npz", train=stream, validation=stream[:600], test=stream[:600])
-    corpus = training.Corpus(tmp_path / "tokens.npz", "cpu")
+    corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
     family = training.Family(lr=0.01, seed=0, sparsities=(0.8,), tied=False, init="torch", epochs=2, **method)
     (row,) = training.train_family(family, corpus, shape, fused=False)
     assert row["zeros"] == pytest.approx(0.8, abs=2e-3)
@@ -135,3 +136,20 @@ def test_the_grid_of_rates_grows_while_the_best_lies_at_its_edge() -> None:
     rows.append(row(0.014, float("nan")))
     assert [family.lr for family in run.families(best, rows)] == [8e-3]
     assert run.replace_keys({**rows[0], "epochs": 4.0, "sparsity": 0.9}) == run.families(entry, rows)[0].key(0.9)
+
+
+def test_images_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
+    stream = np.random.default_rng(0)
+    labels = stream.integers(2, size=160)
+    pixels = (40 * stream.random((160, 8, 8, 3)) + 150 * labels[:, None, None, None]).astype(np.uint8)
+    splits = dict.fromkeys(("train", "validation", "test"), pixels)
+    named = splits | {f"{split}_labels": labels for split in splits}
+    np.savez(tmp_path / "images.npz", **named)  # pyright: ignore[reportArgumentType]
+    images = samples.Images(tmp_path / "images.npz", "cpu")
+    shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, vocabulary=2, patch=4)
+    x, _ = next(images.batches(shape, 0))
+    assert x.shape == (32, 3, 8, 8)
+    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=10)
+    (row,) = training.train_family(family, images, shape)
+    assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
+    assert row["accuracy"] > 0.95

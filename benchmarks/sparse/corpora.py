@@ -1,11 +1,13 @@
-"""Texts as one stream of tokens for each split, in a compressed .npz of uint16.
+"""Texts as one stream of tokens for each split, and images, in compressed .npz files.
 
     python benchmarks/sparse/corpora.py DATA OUT
 
-reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz and DATA/bert-base-uncased/tokenizer.json and writes OUT/imdb.npz and
-OUT/wikitext-2.npz. Splits: "train"; "validation", by which settings are chosen; "test", which is reported. IMDB's
-validation and test are 1,500 texts each of its test split, drawn once, none of which is in its train split. IMDB is cut
-into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its train split, so that the head is small.
+reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
+writes OUT/imdb.npz, OUT/wikitext-2.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by which settings are
+chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split, drawn once, none
+of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its
+train split, so that the head is small. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are
+for validation.
 """
 
 from __future__ import annotations
@@ -81,6 +83,24 @@ def encode(texts: list[str], pieces: Tokenizer) -> np.ndarray:
     return np.array(stream, dtype=np.uint16)
 
 
+def cifar10(path: Path, side: int = 16, held_out: int = 5000) -> dict[str, np.ndarray]:
+    """Images of bytes (count, side, side, 3) and labels of every split."""
+    import io
+
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    table = pq.read_table(path, columns=["image", "label", "split"]).to_pydict()
+    whole = np.stack([np.asarray(Image.open(io.BytesIO(code)).convert("RGB")) for code in table["image"]])
+    part = whole.shape[1] // side
+    images = whole.reshape(-1, side, part, side, part, 3).mean((2, 4)).round().astype(np.uint8)
+    labels, split = np.array(table["label"], dtype=np.int8), np.array(table["split"])
+    order = np.random.default_rng(0).permutation(np.flatnonzero(split == "train"))
+    where = {"train": order[held_out:], "validation": order[:held_out], "test": np.flatnonzero(split == "test")}
+    pairs = ({name: images[i], f"{name}_labels": labels[i]} for name, i in where.items())
+    return {name: array for pair in pairs for name, array in pair.items()}
+
+
 def main(data: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     wiki = wikitext(data / "wikitext-2")
@@ -92,6 +112,7 @@ def main(data: Path, out: Path) -> None:
         streams = {split: encode(texts, pieces) for split, texts in splits.items()}
         np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
+    np.savez_compressed(out / "cifar10-16.npz", **cifar10(data / "cifar10.parquet"))  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ import torch
 import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training import SHAPES, Corpus, Family, Shape, loss_of, make_model, train_family
-
-from attsvm.models import GPT
+from samples import SHAPES, Corpus, Images, Samples, Shape
+from training import Family, loss_of, make_model, train_family
 
 SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
@@ -105,6 +104,16 @@ def grid(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[float]:
     return list(dict.fromkeys(rates))
 
 
+def read_samples(arguments: argparse.Namespace, name: str, device: str) -> Samples:
+    path = arguments.tokens / f"{name}.npz"
+    if name in SHAPES and SHAPES[name].patch:
+        return Images(path, device)
+    corpus = Corpus(path, device)
+    if arguments.tiny:
+        corpus.streams = {split: stream[:12000] % 512 for split, stream in corpus.streams.items()}
+    return corpus
+
+
 def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,17 +121,14 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     # Every kind of model is compiled for its own sizes.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
-    corpora: dict[str, Corpus] = {}
-    models: dict[tuple[Shape, bool], GPT] = {}  # of each kind one, which its compiled code is for
+    corpora: dict[str, Samples] = {}
+    models: dict[tuple[Shape, bool], torch.nn.Module] = {}  # of each kind one, which its compiled code is for
     compiled = torch.compile(loss_of)
     while (task := tasks.get()) is not None:
         family, done = task
         try:
             if family.corpus not in corpora:
-                corpora[family.corpus] = Corpus(Path(arguments.tokens) / f"{family.corpus}.npz", device)
-                if arguments.tiny:
-                    streams = corpora[family.corpus].streams
-                    corpora[family.corpus].streams = {k: v[:12000] % 512 for k, v in streams.items()}
+                corpora[family.corpus] = read_samples(arguments, family.corpus, device)
             corpus = corpora[family.corpus]
             shape = TINY if arguments.tiny else SMALL if arguments.small else SHAPES[family.corpus]
             if family.width:

@@ -44,7 +44,7 @@ def add(source: Path) -> None:
         row = usual | json.loads(line)
         rows.append(row | {"options": json.dumps(row["options"], sort_keys=True), "clip": row["clip"] or 0.0})
     names = list(dict.fromkeys(name for row in rows for name in row))
-    whole = [{name: row.get(name) for name in names} for row in rows]
+    whole: list[Row] = [{name: row.get(name) for name in names} for row in rows]
     for row in whole:
         row |= {name: float(row[name]) for name in ("epochs", "sparsity", "lr", "clip") if row[name] is not None}
     once = {json.dumps({k: v for k, v in row.items() if k != "seconds"}, sort_keys=True): row for row in whole}

@@ -1,4 +1,4 @@
-"""Train a GPT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
+"""Train a GPT or a ViT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,12 +18,15 @@ from torch.optim import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from baselines import AdaBreg, Muon, PAdam, PowerpropAdam
+from samples import Samples, Shape
 
-from attsvm.models import GPT
+from attsvm.models import GPT, ViT
 from attsvm.optim import GradualPruning, MirrorAdam, param_groups
 
-VOCABULARY = 30592  # BERT's 30,522 word pieces, to a multiple of 64 for the matrix units
 ONE_SHOT = (0.5, 0.7, 0.8, 0.9)
+
+
+Losses = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,61 +63,12 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The model and its batches."""
-
-    width: int = 384
-    layers: int = 6
-    heads: int = 6
-    length: int = 256
-    batch: int = 64
-    every: int = 50
-    vocabulary: int = VOCABULARY
-    dropout: float = 0.0
-    most_evaluated: int = 10**9  # tokens of a split
-
-
-SHAPES = {
-    "imdb": Shape(),
-    "wikitext-2": Shape(width=256, layers=4, heads=4, every=25, vocabulary=4096, dropout=0.1),
-}
-
-
-class Corpus:
-    """Streams of tokens on the device."""
-
-    def __init__(self, path: Path, device: str) -> None:
-        with np.load(path) as streams:
-            self.streams = {name: torch.from_numpy(streams[name].astype(np.int32)).to(device) for name in streams.files}
-
-    def batches(self, shape: Shape, seed: int) -> Iterator[Tensor]:
-        """Windows of the train stream in random order, from another offset in every epoch, for ever."""
-        stream, size = self.streams["train"], shape.length + 1
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            offset = int(torch.randint(shape.length, (), generator=generator))
-            count = (len(stream) - offset - 1) // shape.length
-            order = torch.randperm(count, generator=generator).to(stream.device)
-            places = torch.arange(size, device=stream.device)
-            for i in range(0, count - shape.batch + 1, shape.batch):
-                yield stream[offset + order[i : i + shape.batch, None] * shape.length + places].long()
-
-    def steps(self, shape: Shape, epochs: float) -> int:
-        return int(epochs * (len(self.streams["train"]) // shape.length // shape.batch))
-
-    def windows(self, split: str, shape: Shape) -> Tensor:
-        stream = self.streams[split][: shape.most_evaluated]
-        count = (len(stream) - 1) // shape.length
-        places = torch.arange(shape.length + 1, device=stream.device)
-        return stream[torch.arange(count, device=stream.device)[:, None] * shape.length + places].long()
-
-
-def loss_of(model: GPT, tokens: Tensor, total: bool = False) -> Tensor:
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross-entropy of what is to be predicted: next tokens, or classes of images."""
+    x, y = batch
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
         logits = model(x)
-    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum" if total else "mean")
+    return F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
 
 
 def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optimizer]:
@@ -145,22 +98,18 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
 
 
-def make_model(shape: Shape, tied: bool) -> GPT:
-    return GPT(
-        vocabulary=shape.vocabulary,
-        length=shape.length,
-        width=shape.width,
-        layers=shape.layers,
-        heads=shape.heads,
-        dropout=shape.dropout,
-        tied=tied,
-    )
+def make_model(shape: Shape, tied: bool) -> GPT | ViT:
+    common: dict[str, Any] = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
+    if shape.patch:
+        sizes = {"size": shape.length, "patch": shape.patch, "hidden": 2 * shape.width, "classes": shape.vocabulary}
+        return ViT(**common, **sizes, dropout=shape.dropout)
+    return GPT(**common, vocabulary=shape.vocabulary, length=shape.length, dropout=shape.dropout, tied=tied)
 
 
 def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Family) -> list[dict[str, Any]]:
     """Muon is for hidden matrices: a head of its own gets Adam's step at the rate of the rest, inside Muon, so that it
     is pruned with the others."""
-    assert isinstance(model, GPT)
+    assert isinstance(model, GPT | ViT)
     if model.head is None:
         return matrices
     head, groups = model.head.weight, []
@@ -170,7 +119,7 @@ def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Fami
     return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
 
 
-def start_model(shape: Shape, family: Family) -> GPT:
+def start_model(shape: Shape, family: Family) -> GPT | ViT:
     torch.manual_seed(family.seed)
     model = make_model(shape, family.tied)
     with torch.no_grad():
@@ -184,25 +133,25 @@ def start_model(shape: Shape, family: Family) -> GPT:
 
 def train_family(
     family: Family,
-    corpus: Corpus,
+    corpus: Samples,
     shape: Shape,
-    losses: Callable[[GPT, Tensor], Tensor] = loss_of,
-    model: GPT | None = None,
+    losses: Losses = loss_of,
+    model: nn.Module | None = None,
     *,
     fused: bool = True,
     done: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
-    device = corpus.streams["train"].device
     fresh = start_model(shape, family)
-    model = fresh.to(device) if model is None else model
+    trained = fresh.to(corpus.device) if model is None else model
+    start_weights = copy.deepcopy(fresh.state_dict())
     total = corpus.steps(shape, family.epochs)
     common = round(family.start * total) - 1 if _can_share(family) else 0
 
     def from_start() -> _Run:
-        model.load_state_dict(fresh.state_dict())
+        trained.load_state_dict(start_weights)
         torch.manual_seed(family.seed)
-        return _Run(family, corpus, shape, losses, model, total, fused)
+        return _Run(family, corpus, shape, losses, trained, total, fused)
 
     run = from_start()
     run.advance(common)
@@ -245,10 +194,10 @@ class _Run:
     def __init__(
         self,
         family: Family,
-        corpus: Corpus,
+        corpus: Samples,
         shape: Shape,
-        losses: Callable[[GPT, Tensor], Tensor],
-        model: GPT,
+        losses: Losses,
+        model: nn.Module,
         total: int,
         fused: bool,
     ) -> None:
@@ -256,7 +205,7 @@ class _Run:
         self.total, self.fused, self.lr = total, fused, family.lr
         self.optimizers = make_optimizers(model, family, fused)
         self.batches = corpus.batches(shape, 1000 + family.seed)
-        self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.streams["train"].device)
+        self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.device)
 
     def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
         began, rates = time.perf_counter(), (self.lr, self.family.rest_lr)
@@ -327,6 +276,7 @@ class _Run:
         found: dict[str, Any] = {
             "validation": self.evaluate("validation"),
             "test": self.evaluate("test"),
+            **({"accuracy": self.accuracy()} if self.shape.patch else {}),
             "train": self.recent.item(),
             "zeros": (flat == 0).double().mean().item(),
             "steps": self.count,
@@ -345,13 +295,17 @@ class _Run:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> float:
-        """Mean cross-entropy of a token, in nats."""
+        """Mean cross-entropy of a token or an image, in nats."""
         self.model.eval()
-        windows = self.corpus.windows(split, self.shape)
-        sums = torch.zeros((), dtype=torch.float64, device=windows.device)
-        count = 0
-        for i in range(0, len(windows) - self.shape.batch + 1, self.shape.batch):
-            sums += self.losses(self.model, windows[i : i + self.shape.batch]).double()
-            count += 1
+        found = [self.losses(self.model, batch).double() for batch in self.corpus.evaluation(split, self.shape)]
         self.model.train()
-        return (sums / max(count, 1)).item()
+        return torch.stack(found).mean().item()
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """The share of test images that are classified rightly."""
+        self.model.eval()
+        batches = self.corpus.evaluation("test", self.shape)
+        right = [(self.model(x).argmax(1) == y).double().mean() for x, y in batches]
+        self.model.train()
+        return torch.stack(right).mean().item()
