@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from training import ONE_SHOT, Family
 
 from attsvm.experiments import Rows
-from attsvm.experiments.catalog.sparse_gpt import EXPERIMENT, SETTINGS, SOURCE, kept_rows, method_of
+from attsvm.experiments.catalog.sparse_gpt import EXPERIMENT, SETTINGS
+from attsvm.experiments.sparse_rows import SOURCE, kept_rows, method_of
 from attsvm.experiments.transformers import interval
 
 Row = dict[str, Any]

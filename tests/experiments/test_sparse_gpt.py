@@ -11,7 +11,8 @@ import pytest
 
 from attsvm import AttsvmError
 from attsvm.experiments import CATALOG, Rows, run
-from attsvm.experiments.catalog.sparse_gpt import SETTINGS, kept_rows
+from attsvm.experiments.catalog.sparse_gpt import SETTINGS
+from attsvm.experiments.sparse_rows import kept_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
@@ -21,7 +22,7 @@ SETTING = next(iter(SETTINGS))
 def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tuple[float, ...] = ()) -> str:
     import pyarrow as pa
 
-    usual: dict[str, Any] = {"corpus": "imdb", "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
+    usual: dict[str, Any] = {"corpus": "imdb", "clip": 1.0, "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
     rows = []
     for (method, share), values in losses.items():
         kind = {"method": "mirror", "options": '{"p": 1.1}'} if method == "mirror" else {"method": method}
