@@ -59,6 +59,19 @@ def test_the_tuned_rate_is_the_best_by_validation(tmp_path) -> None:
     EXPERIMENT.figure(rows).canvas.draw()
 
 
+def test_a_run_at_another_rate_than_the_chosen_one_does_not_count(tmp_path) -> None:
+    folder = Path(kept(tmp_path, {("adamw", 0.95): [4.0, 4.1, 4.2]}, tuned=(4.3,)))
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
+    for row in rows:
+        row["lr"] = 2e-3 if row["test"] == 4.1 else row["lr"]
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    kept_rows.cache_clear()
+    found = rows_of(str(folder)).where(setting=SETTING, method="AdamW", sparsity=0.95)["test"]
+    np.testing.assert_array_equal(found, [4.0, np.nan, 4.2])
+
+
 def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None:
     folder = Path(__file__).parents[2] / "benchmarks/results/sparse"
     kept_rows.cache_clear()

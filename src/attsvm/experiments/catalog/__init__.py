@@ -67,6 +67,7 @@ MODULES = (
     "ntp_svm",
     "ntp_graph",
     "sparse_gpt",
+    "sparse_wikitext",
 )
 
 CATALOG: dict[str, Experiment] = {}
