@@ -68,6 +68,7 @@ MODULES = (
     "ntp_graph",
     "sparse_gpt",
     "sparse_wikitext",
+    "sparse_rates",
 )
 
 CATALOG: dict[str, Experiment] = {}
