@@ -8,7 +8,7 @@ import torch
 from attsvm import AttsvmError, att_svm, solve, sphere, train, verdict
 from attsvm.data import class_data, load, next_token_data, of_heads, save, several_heads
 from attsvm.dynamics import Gaussian, Growing, Steepest, Trajectory
-from attsvm.objective import Added, Exponential, gradient, scaled_gradient, value
+from attsvm.objective import Added, Exponential, Lanes, as_loss, gradient, gradients, scaled_gradient, value
 from attsvm.svm import multiclass_svm
 
 
@@ -106,6 +106,86 @@ def test_next_tokens_are_weights_of_the_label(tmp_path) -> None:
     run = train(data, rule=Steepest(), lr=Growing(), steps=600, loss="log", compile=False)
     assert (sequences[torch.arange(2), run.tokens[0, :, 0]] == labels).all()
     assert verdict(run).finite.all()
+
+
+def test_factors_of_several_heads_are_those_of_plain_heads() -> None:
+    """One step of (K, Q) per head against autograd; no head's query meets the factors of another."""
+    single = sphere(4, 5, 6, trials=3, seed=2)
+    v = torch.randn(3, 2, 6, dtype=torch.float64)
+    data = several_heads(single, v)
+    K, Q = (torch.randn(3, 2, 6, 4, dtype=torch.float64, requires_grad=True) for _ in "KQ")
+    a = torch.einsum("bntd,bhdm,bhem,bne->bhnt", single.X, K, Q, single.Z[:, :, 0])
+    f = torch.einsum("bhnt,bntd,bhd->bn", torch.softmax(a, -1), single.X, v) * single.Y[..., 0]
+    torch.nn.functional.softplus(-f).mean(1).sum().backward()
+    assert K.grad is not None
+    assert Q.grad is not None
+
+    def side_by_side(K: torch.Tensor, Q: torch.Tensor) -> dict[str, torch.Tensor]:
+        wide = torch.stack([torch.block_diag(*q) for q in Q.detach()])
+        return {"K": K.detach().movedim(1, 2).flatten(2), "Q": wide}
+
+    options = {"lr": 1.0, "normalize": False, "loss": Added(), "m": 4, "heads": 2, "compile": False}
+    run = train(data, "l2", "KQ", steps=1, init=side_by_side(K, Q), **options)
+    assert run.factors is not None
+    for ours, theirs in zip(run.factors, side_by_side(K - K.grad, Q - Q.grad).values()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
+    drawn = train(data, "l2", "KQ", steps=5, init=Gaussian(0.1), **options)
+    assert drawn.factors is not None
+    assert not drawn.factors[1][:, :6, 4:].any()
+    more = train(data, "l2", "KQ", steps=9, resume=drawn, **options)
+    assert torch.equal(more.W, train(data, "l2", "KQ", steps=9, init=Gaussian(0.1), **options).W)
+    assert "own tokens" in str(verdict(more).prediction)
+    with pytest.raises(AttsvmError, match="heads"):
+        train(data, "l2", "KQ", steps=9, resume=drawn, **(options | {"heads": 1, "m": 8}))
+    with pytest.raises(AttsvmError, match="diagonal blocks"):
+        train(data, "l2", "KQ", steps=1, init=side_by_side(K, Q) | {"Q": torch.ones(12, 8)}, **options)
+    with pytest.raises(AttsvmError, match="several_heads"):
+        train(data, steps=1, heads=2)
+
+
+def tail(model: str, size: float):
+    """Data, loss and K, Q (trial last) of a model near an SVM solution of this norm."""
+    draw = Gaussian(1.0, seed=3).draw(torch.arange(1), {"H": (4, 3), "v": (2, 3), "K": (3, 3), "Q": (6, 3)})
+    loss = as_loss("log")
+    if model == "heads":
+        data, loss = several_heads(sphere(2, 3, 3, trials=1, seed=3), draw["v"]), Added()
+        W = draw["K"] @ draw["Q"].mT
+    else:
+        data = next_token_data(torch.eye(3), [[0, 1, 2], [2, 0, 1]], [0, 1])
+        if model == "classes":
+            data = class_data(draw["H"], torch.tensor([[0, 1, 2, 0]]), 3)
+        labels = data.optimal_tokens()
+        W = solve(att_svm(data, labels), "l2").W
+    U, s, Vh = torch.linalg.svd(W, full_matrices=False)
+    root = (s * size / s[:, :1]).sqrt()
+    return data, loss, {"K": (U * root[:, None]).movedim(0, -1), "Q": (Vh.mT * root[:, None]).movedim(0, -1)}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("model", ["heads", "classes", "next tokens"])
+def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> None:
+    data, loss, blocks = tail(model, size)
+    ours = gradients(Lanes.of(data, fixed_head=True), loss, blocks)
+    assert data.head is not None
+    with mp.workdps(1500):
+        exact = np.vectorize(mp.mpf, otypes=[object])
+        K, Q = (exact(blocks[name][..., 0].numpy()) for name in "KQ")
+        X, Z = exact(data.X[0].numpy()), exact(data.Z[0].numpy())
+        scores = exact((data.Y[..., None] * data.head.value(data.X[:, :, None]))[0].numpy())
+        G = exact(np.zeros((data.d, data.e)))
+        for x, queries, u in zip(X, Z, scores):
+            p = []
+            for z in queries:
+                e = np.array([mp.exp(a) for a in x @ (K @ (Q.T @ z))])
+                p.append(e / mp.fsum(e))
+            f = [mp.fsum(w * s) for w, s in zip(p, u)]
+            for k, z in enumerate(queries):
+                slope = -1 / (1 + mp.exp(mp.fsum(f))) if isinstance(loss, Added) else -1 / f[k]
+                G = G + np.outer((slope * p[k] * (u[k] - f[k])) @ x, z)
+        for name, reference in (("K", G @ Q), ("Q", G.T @ K)):
+            mine = exact(ours[name].G[..., 0].numpy()) * mp.exp(mp.mpf(ours[name].shift.item()))
+            norm, off = (mp.sqrt(mp.fsum(y * y for y in M.flat)) for M in (reference, mine - reference))
+            assert off <= 1e-10 * norm
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Polar factors inside a compiled step: a kernel of our own, several times as fast as a decomposition of each matrix."""
+"""Polar factors inside a compiled step: a kernel, several times as fast as a decomposition of each matrix."""
 
 import ctypes
 import shutil

@@ -62,6 +62,7 @@ MODULES = (
     "map_init",
     "map_p",
     "heads_svm",
+    "heads_kq",
     "layers_svm",
     "ntp_classes",
     "ntp_svm",
