@@ -17,7 +17,7 @@ from torch import Tensor
 from attsvm.dynamics._polar import polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm, last
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Frobenius, Geometry, Lp, Spectral
+from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, Spectral
 from attsvm.objective import Gradient, trial_first
 
 
@@ -198,8 +198,8 @@ def unit_step(geometry: Geometry, G: Tensor) -> Tensor:
     if geometry == Frobenius():
         size = dual_norm(geometry, G)
         return G / torch.where(size > 0, size, 1.0)
-    if geometry == Spectral():
-        return polar(G)
+    if geometry == Spectral() or isinstance(geometry, Nuclear):
+        return polar(G, rank_one=isinstance(geometry, Nuclear))
     return last(geometry.dual_unit(trial_first(G)))
 
 

@@ -12,22 +12,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attsvm.geometry import Spectral
+from attsvm.geometry import Nuclear, Spectral
 from attsvm.objective import trial_first, trial_last
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic that Muon iterates; they take singular values to about 1, not exactly to it."""
 
 
-def polar(M: Tensor, newton_schulz: int = 0) -> Tensor:
-    """U Vᵀ of M = U S Vᵀ (d, e, B): exactly, without singular values that are rounding, or by steps of the quintic."""
+def polar(M: Tensor, newton_schulz: int = 0, rank_one: bool = False) -> Tensor:
+    """U Vᵀ of M = U S Vᵀ (d, e, B): exactly, without singular values that are rounding, or by steps of the quintic; or
+    its part u₁v₁ᵀ of the largest singular value."""
     if torch.compiler.is_compiling() and M.device.type == "cpu":
-        return _compiled(M.contiguous(), newton_schulz)
-    return _eager(M, newton_schulz)
+        return _compiled(M.contiguous(), newton_schulz, rank_one)
+    return _eager(M, newton_schulz, rank_one)
 
 
-def _eager(M: Tensor, newton_schulz: int) -> Tensor:
-    return _quintic(M, newton_schulz) if newton_schulz else trial_last(Spectral().dual_unit(trial_first(M)))
+def _eager(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
+    if newton_schulz:
+        return _quintic(M, newton_schulz)
+    return trial_last((Nuclear() if rank_one else Spectral()).dual_unit(trial_first(M)))
 
 
 def _quintic(M: Tensor, steps: int) -> Tensor:
@@ -45,21 +48,21 @@ def _quintic(M: Tensor, steps: int) -> Tensor:
 
 
 @torch.library.custom_op("attsvm::polar", mutates_args=())
-def _compiled(M: Tensor, newton_schulz: int) -> Tensor:
+def _compiled(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
     kernel = _kernel()
     if kernel is None:
-        return _eager(M, newton_schulz)
+        return _eager(M, newton_schulz, rank_one)
     G = M.double()
     out = torch.empty_like(G)
     d, e, trials = G.shape
     noise = 8 * max(d, e) * torch.finfo(torch.float64).eps  # as in Spectral().dual_unit
     coefficients = (ctypes.c_double * 3)(*NEWTON_SCHULZ)
-    kernel(G.data_ptr(), out.data_ptr(), d, e, trials, noise, newton_schulz, coefficients)
+    kernel(G.data_ptr(), out.data_ptr(), d, e, trials, noise, newton_schulz, coefficients, rank_one)
     return out.to(M.dtype)
 
 
 @_compiled.register_fake
-def _(M: Tensor, newton_schulz: int) -> Tensor:
+def _(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
     return torch.empty_like(M)
 
 
@@ -78,5 +81,6 @@ def _kernel() -> Callable[..., None] | None:
             return None
         kernel = ctypes.CDLL(str(library)).polar_factors
     real, count, address = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
-    kernel.argtypes, kernel.restype = [address, address, count, count, count, real, count, address], None
+    kernel.argtypes = [address, address, count, count, count, real, count, address, ctypes.c_int]
+    kernel.restype = None
     return kernel

@@ -49,9 +49,9 @@ Lanes largest(const Lanes *x, long n) {
     return most + bad;
 }
 
-// The polar factor of the columns of G, e of them of length d, in place. Singular values up to noise times the largest
-// one are taken for 0.
-void polar(Lanes *G, Lanes *Q, Lanes *R, long d, long e, double noise) {
+// The polar factor of the columns of G, e of them of length d, in place, or only its part u₁v₁ᵀ of the largest singular
+// value. Singular values up to noise times the largest one are taken for 0.
+void polar(Lanes *G, Lanes *Q, Lanes *R, long d, long e, double noise, bool largest_only) {
     const Lanes zero = {}, one = zero + 1;
     Lanes size = largest(G, d * e);
     Lanes scale = size > 0 ? one / size : zero;
@@ -108,9 +108,12 @@ void polar(Lanes *G, Lanes *Q, Lanes *R, long d, long e, double noise) {
         top = length > top ? length : top;
     }
     for (long i = 0; i < d * e; i++) G[i] = size * 0;  // NaN stays NaN
+    Lanes left = one;
     for (long a = 0; a < rank; a++) {
         Lanes length = dot(R + a * e, R + a * e, e);
-        Lanes share = length > noise * noise * top ? one / root(length) : zero;
+        auto taken = largest_only ? (length == top) & (left > 0) & (length > 0) : length > noise * noise * top;
+        Lanes share = taken ? one / root(length) : zero;
+        left = largest_only && any(taken) ? (taken ? zero : left) : left;
         for (long c = 0; c < e; c++) {
             Lanes weight = share * R[a * e + c];
             for (long i = 0; i < d; i++) G[c * d + i] += weight * Q[a * d + i];
@@ -151,9 +154,11 @@ Lanes load(const double *x, long count) {
 
 }  // namespace
 
-// out = the polar factors of G (d, e, trials): exact for steps = 0, by so many quintic steps otherwise.
+// out = the polar factors of G (d, e, trials): exact for steps = 0, by so many quintic steps otherwise; or the part of
+// the largest singular value alone.
 extern "C" void polar_factors(
-    const double *G, double *out, long d, long e, long trials, double noise, long steps, const double *abc) {
+    const double *G, double *out, long d, long e, long trials, double noise, long steps, const double *abc,
+    int largest_only) {
     // The columns of X are the shorter list.
     const bool flip = e > d;
     const long rows = flip ? e : d, columns = flip ? d : e;
@@ -167,7 +172,7 @@ extern "C" void polar_factors(
         if (steps)
             quintic(X.data(), first.data(), second.data(), rows, columns, steps, abc);
         else
-            polar(X.data(), first.data(), second.data(), rows, columns, noise);
+            polar(X.data(), first.data(), second.data(), rows, columns, noise, largest_only != 0);
         for (long i = 0; i < d; i++)
             for (long j = 0; j < e; j++) {
                 Lanes x = X[flip ? i * rows + j : j * rows + i];
