@@ -17,7 +17,7 @@ from torch import Tensor
 from attsvm.dynamics._polar import polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm, last
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear, Spectral
+from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
 from attsvm.objective import Gradient, trial_first
 
 
@@ -200,7 +200,24 @@ def unit_step(geometry: Geometry, G: Tensor) -> Tensor:
         return G / torch.where(size > 0, size, 1.0)
     if geometry == Spectral() or isinstance(geometry, Nuclear):
         return polar(G, rank_one=isinstance(geometry, Nuclear))
+    if isinstance(geometry, Group) and isinstance(geometry.groups, str):
+        return _of_lines(G, 1 if geometry.groups == "rows" else 0, geometry.largest)
     return last(geometry.dual_unit(trial_first(G)))
+
+
+def _of_lines(G: Tensor, axis: int, every: bool) -> Tensor:
+    """`Group.dual_unit` for rows (axis 1) or columns (axis 0), in the layout of the step: every line at length 1, or
+    the first of the longest ones alone."""
+    size = G.abs().amax(axis, keepdim=True)
+    size = torch.where(size > 0, size, 1.0)
+    length = size * (G / size).square().sum(axis, keepdim=True).sqrt()
+    unit = torch.where(length > 0, 1 / length, 0.0)
+    if not every:
+        count = G.shape[1 - axis]
+        number = torch.arange(count, device=G.device).reshape((-1, 1, 1) if axis else (1, -1, 1))
+        longest = torch.where(length == length.amax(1 - axis, keepdim=True), number, count)
+        unit = torch.where(number == longest.amin(1 - axis, keepdim=True), unit, 0.0)
+    return unit * G
 
 
 def _moment(W: Tensor, name: str) -> State:
