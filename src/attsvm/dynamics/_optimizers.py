@@ -195,9 +195,13 @@ def unit_step(geometry: Geometry, G: Tensor) -> Tensor:
     """The direction of norm 1 along which G rises most, trial last; 0 for G = 0."""
     if isinstance(geometry, Lp) and geometry.p == math.inf:
         return G.sign()
-    if geometry == Frobenius():
+    if isinstance(geometry, Lp) and 1 < geometry.p <= 2:
         size = dual_norm(geometry, G)
-        return G / torch.where(size > 0, size, 1.0)
+        return geometry.inverse(G / torch.where(size > 0, size, 1.0))
+    if isinstance(geometry, Lp) and geometry.p > 2:
+        D = geometry.inverse(G)
+        size = dual_norm(geometry.dual, D)
+        return D / torch.where(size > 0, size, 1.0)
     if geometry == Spectral() or isinstance(geometry, Nuclear):
         return polar(G, rank_one=isinstance(geometry, Nuclear))
     if isinstance(geometry, Group) and isinstance(geometry.groups, str):
