@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, att_svm, solve, sphere, train, verdict
-from attsvm.data import class_data, load, next_token_data, of_heads, save, several_heads
+from attsvm.data import attended_classes, class_data, load, next_token_data, of_heads, save, several_heads
 from attsvm.dynamics import Gaussian, Growing, Steepest, Trajectory
 from attsvm.objective import Added, Exponential, Lanes, as_loss, gradient, gradients, scaled_gradient, value
 from attsvm.svm import multiclass_svm
@@ -89,6 +89,43 @@ def test_cross_entropy_is_that_of_torch() -> None:
     torch.testing.assert_close(value(data, W, "log"), plain)
     ours, theirs = att_svm(data, labels), multiclass_svm(H, labels, 4)
     assert torch.equal(ours.A, theirs.A)
+
+
+@pytest.mark.parametrize("size", [None, 1e2, 1e4])
+def test_classes_of_attended_tokens_by_cross_entropy(size: float | None, tmp_path) -> None:
+    """Loss and gradient against autograd of softmax(V o), and in the tail the gradient against 6,000 digits."""
+    plain = sphere(3, 4, 5, trials=2, seed=1)
+    V, labels = torch.randn(2, 4, 5, dtype=torch.float64), torch.tensor([[0, 3, 1], [2, 2, 0]])
+    data = attended_classes(plain, V, labels)
+    W = Gaussian(1.0).draw(data.trials, {"W": (5, 5)})["W"]
+    if size is None:
+        W = W.clone().requires_grad_()
+        s = torch.softmax(torch.einsum("bntd,bde,bne->bnt", plain.X, W, plain.Z[:, :, 0]), -1)
+        scores = torch.einsum("bnt,bntd,bcd->bnc", s, plain.X, V)
+        loss = torch.stack([torch.nn.functional.cross_entropy(x, y) for x, y in zip(scores, labels)])
+        loss.sum().backward()
+        assert W.grad is not None
+        torch.testing.assert_close(value(data, W.detach()), loss.detach())
+        torch.testing.assert_close(gradient(data, W.detach()), W.grad, rtol=1e-10, atol=1e-13)
+        save(data, tmp_path / "data.npz")
+        assert load(tmp_path / "data.npz").digest() == data.digest()
+        return
+    W = size * W / torch.linalg.matrix_norm(W, keepdim=True)
+    G, M = scaled_gradient(data, W)
+    with mp.workdps(6000):
+        exact = np.vectorize(mp.mpf, otypes=[object])
+        total = exact(np.zeros((5, 5)))
+        for x, z, y in zip(exact(data.X[0].numpy()), exact(data.Z[0, :, 0].numpy()), labels[0].tolist()):
+            e = np.array([mp.exp(a) for a in x @ (exact(W[0].numpy()) @ z)])
+            p = e / mp.fsum(e)
+            c = np.array([mp.exp(a) for a in exact(V[0].numpy()) @ (p @ x)])
+            pull = c / mp.fsum(c)
+            pull[y] = pull[y] - 1
+            u = x @ (pull @ exact(V[0].numpy()))
+            total = total + np.outer((p * (u - p @ u)) @ x, z) / 3
+        ours = exact(G[0].numpy()) * mp.exp(mp.mpf(M[0].item()))
+        norm, off = (mp.sqrt(mp.fsum(a * a for a in A.flat)) for A in (total, ours - total))
+        assert off <= 1e-10 * norm
 
 
 def test_next_tokens_are_weights_of_the_label(tmp_path) -> None:
@@ -196,6 +233,8 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
         (lambda: several_heads(sphere(2, 3, 4, trials=1), torch.ones(2, 5)), "v must"),
         (lambda: several_heads(sphere(2, 3, 4, trials=1, queries=2), torch.ones(2, 4)), "one query"),
         (lambda: class_data(torch.ones(3, 2), [0, 1]), "labels"),
+        (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 5), [0, 1]), "V must"),
+        (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 4), [0, 3]), "labels"),
         (lambda: class_data(torch.ones(2, 2), [0, 3], 2), "labels"),
         (lambda: next_token_data(torch.eye(3), [[0, 1]], [2]), "labels"),
         (lambda: next_token_data(torch.ones(3, 4), [[0, 1]], [1]), "independent"),

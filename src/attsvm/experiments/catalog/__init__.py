@@ -63,6 +63,7 @@ MODULES = (
     "map_p",
     "heads_svm",
     "heads_kq",
+    "heads_classes",
     "layers_svm",
     "ntp_classes",
     "ntp_svm",
