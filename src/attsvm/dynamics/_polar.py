@@ -74,7 +74,7 @@ def _kernel() -> Callable[..., None] | None:
     if compiler is None:
         return None
     flags = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-Wno-psabi")
-    with as_file(files(__package__) / "polar.cpp") as source, tempfile.TemporaryDirectory() as folder:
+    with as_file(files("attsvm.dynamics") / "polar.cpp") as source, tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "polar.so"
         done = subprocess.run([compiler, *flags, str(source), "-o", str(library)], capture_output=True, check=False)
         if done.returncode:

@@ -93,8 +93,8 @@ EXPERIMENT = Experiment(
     statement="Attention below a fixed classifier, softmax(V o) of the attended token o, trained by cross-entropy. "
     "With two classes the head is linear, and W goes to the margin of the rule's norm. With more it is concave in o, "
     "as log-sum-exp is convex: for some queries a mean of tokens has less loss than any token. They keep mixing, and "
-    "their trials have no limit direction. Where all queries saturate, W goes to the margin as before. The papers ask for "
-    "linear heads, or for heads that Assumption E allows; measured here.",
+    "their trials have no limit direction. Where all queries saturate, W goes to the margin as before. The papers "
+    "ask for linear heads, or for heads that Assumption E allows; measured here.",
     grid={"rule": list(RULES), "classes": [2, 3, 6]},
     run=run,
     figure=figure,
