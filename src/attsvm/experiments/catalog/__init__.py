@@ -62,6 +62,8 @@ MODULES = (
     "map_init",
     "map_p",
     "heads_svm",
+    "heads_kq",
+    "heads_classes",
     "layers_svm",
     "ntp_classes",
     "ntp_svm",
