@@ -219,8 +219,8 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: T
         order=order,
         shape=shape,
     )
-    # Equal multipliers and an X that goes with them, and a ν of the same complementarity.
-    lam = system.equal_multipliers()
+    # Multipliers of equal share and an X that goes with them, and a ν of the same complementarity.
+    lam = system.balanced_multipliers()
     U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
     size = 0.6 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1) / G
     y = torch.zeros_like(c)

@@ -63,7 +63,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     """As `solve_lp`, in bases of the spans of the a_c and of the z_c, where the optimal W lies."""
     rows = system.rows
     # Rows that repeat others say nothing new, and make the Newton matrix singular.
-    unique = _first_of_equals(system)
+    unique = first_of_equals(system)
     A, basis_A = reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
     Z, basis_Z = reduce_columns(rows.Z)
     small = System(
@@ -77,7 +77,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     return out
 
 
-def _first_of_equals(system: System) -> Tensor:
+def first_of_equals(system: System) -> Tensor:
     """False (B, N) for every row that repeats an earlier one of its kind."""
     rows, b, inequality = system.rows, system.b, system.inequality
     z = rows.Z[:, :, None].expand(-1, -1, rows.R, -1)
