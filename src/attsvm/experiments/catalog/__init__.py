@@ -55,6 +55,7 @@ MODULES = (
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "emb_imdb_svm",
     "map_adam",
     "map_muon",
     "map_batch",
