@@ -30,6 +30,7 @@ MODULES = (
     "svm_self",
     "svm_lemmas",
     "svm_rank",
+    "svm_imdb",
     "md_fig2",
     "md_fig3",
     "md_fig4",

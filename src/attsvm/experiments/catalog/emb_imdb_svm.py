@@ -23,7 +23,7 @@ from attsvm.embeddings import (
 )
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import BLUE, SERIES, VERMILION, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.tokens import stacked
 from attsvm.svm import EmbeddingProblem, MarginProblem, MaxMargin, embedding_svm, solve
@@ -109,10 +109,7 @@ def _log_sum(data: Sequences, logit: Tensor) -> Tensor:
 
 def _share_below(problem: MarginProblem, solution: MaxMargin, p: Tensor) -> np.ndarray:
     """The share of pairs whose margin under p/‖p‖ is below LEVELS·γ*."""
-    if isinstance(problem, EmbeddingProblem):
-        value = problem.values(p[:, None])
-    else:
-        value = problem.A[0, 0].double() @ p
+    value = problem.values(p[:, None]) if isinstance(problem, EmbeddingProblem) else problem.A[0, 0].double() @ p
     margins = array(value / p.norm() / solution.margin).flatten()
     return np.searchsorted(np.sort(margins), LEVELS) / len(margins)
 
@@ -216,8 +213,8 @@ def checks(rows: Rows) -> list[Check]:
                 f"d = {d}: accuracy of the trained model on its reviews",
                 now["accuracy"],
                 0.5,
-                note=f"of the selected words alone, the limit ‖p‖ → ∞, {now['hard accuracy']:.3f}; the median weight of "
-                f"the selected word is {now['weight']:.3f}; {now['complete']:.1%} of the reviews have a completely "
+                note=f"of the selected words alone, the limit ‖p‖ → ∞, {now['hard accuracy']:.3f}; the median weight "
+                f"of the selected word is {now['weight']:.3f}; {now['complete']:.1%} of the reviews have a completely "
                 "positive or negative word",
                 extra=True,
             ),
