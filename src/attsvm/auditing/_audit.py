@@ -316,7 +316,7 @@ def _heads(
     }
     quantiles = site.quantiles(QUANTILES)
     spectrum = None if weights is None else weights.spectrum()
-    means = {name: site.mean(name) for name in site.sums}
+    means = site.means()
     found = []
     for head in range(site.heads):
         measures = {name: float(mean[head]) for name, mean in means.items()}

@@ -164,8 +164,8 @@ class Inputs:
         return next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
 
     @cached_property
-    def kinds(self) -> dict[str, list[int]]:
-        """The token numbers that are punctuation, and those that are rare in these texts."""
+    def kinds(self) -> dict[str, np.ndarray]:
+        """Which token numbers are punctuation, and which are rare in these texts."""
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
         for document in self.documents:
@@ -181,7 +181,9 @@ class Inputs:
                 break
             rare.add(number)
         marks = {number for number in counts if words[number] and not any(char.isalnum() for char in words[number])}
-        return {"punctuation": sorted(marks), "rare": sorted(rare)}
+        last = max(int(document.ids.max()) for document in self.documents)
+        numbers = np.arange(last + 1)
+        return {name: np.isin(numbers, sorted(own)) for name, own in (("punctuation", marks), ("rare", rare))}
 
 
 def _by_id(tokenizer: Any, ids: list[int]) -> list[str]:
