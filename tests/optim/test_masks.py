@@ -11,9 +11,11 @@ from attsvm.errors import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent
 from attsvm.optim._edits import signature
 from attsvm.optim._mirror_map import means
+from attsvm.optim._native import compiler
 
 FORMS = [
     *[("cpu", {"foreach": foreach}) for foreach in (True, False)],
+    *([("cpu", {"fused": True})] if compiler() else []),
     *([("cuda", {"fused": True})] if "cuda" in DEVICES else []),
 ]
 forms = pytest.mark.parametrize(("device", "form"), FORMS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.optim._edits import Watch
-from attsvm.optim._mirror_map import NO_SCRATCH, Scratch
+from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, follow
 
 # Entries of a chunk: on a CPU for each thread up to MOST, elsewhere of small tensors together (a large one is alone).
 CACHED = 1 << 18
@@ -38,10 +38,12 @@ def chunks(
     small: int,
     keys: Sequence[Any] | None = None,
     gathered: int | None = None,
+    alone: bool = False,
     watch: Watch | None = None,
     p: float = 2.0,
 ) -> Iterator[Chunk]:
     """Chunks that together hold every entry once, of one key each; on a CPU tensors of up to `small` entries together.
+    With `alone` every tensor is a chunk.
 
     What the caller writes to a row's tensors, other than the gradient, is in the parameters and states when the
     iterator has come to its end. In a row of several parts the weight, unless it is its own mirror variable, must be
@@ -51,6 +53,15 @@ def chunks(
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
+        if alone:
+            if watch is not None:
+                watch.before([row], p)
+            elif torch.compiler.is_compiling():  # every entry is compared
+                follow(*([t] for t in row[:3]), p)
+            yield Chunk(key, row, [row], NO_SCRATCH)
+            if watch is not None:
+                watch.after([row])
+            continue
         kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
         on_cpu = device.type == "cpu"
