@@ -246,8 +246,14 @@ def train_all(number: int, asked: argparse.Namespace, size: Size, ends: float) -
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     trainer = Trainer(asked.tokens, asked.labels, size, asked.device)
-    runs = [Run(task, optimizer, seed) for seed in asked.seeds for task in ("gpt", "text") for optimizer in OPTIMIZERS]
-    for place, run in enumerate([None, *runs]):
+    runs = [
+        Run(task, optimizer, seed)
+        for seed in asked.seeds
+        for task in ("gpt", "text")
+        for optimizer in OPTIMIZERS
+        if not asked.runs or f"{task}-{optimizer}-{seed}" in asked.runs
+    ]
+    for place, run in enumerate(runs if asked.rates else [None, *runs]):
         if time.time() > ends or not _take(asked.work / f"run-{place}"):
             continue
         try:
@@ -264,7 +270,7 @@ def train_all(number: int, asked: argparse.Namespace, size: Size, ends: float) -
             first: dict[str, Tensor] = {}
             for step, facts, weights in trainer.train(run, moments[-1], moments):
                 first = first or {name: weight for name, weight in weights.items() if name.endswith("qkv.weight")}
-                if step == 0 and run.optimizer != "adamw":  # the same for all
+                if step == 0 and run.optimizer != OPTIMIZERS[0]:  # the same for all
                     continue
                 order = sorted(moments, key=lambda at: (at != moments[-1], at != 0, at not in (200, 800), at))
                 rank = f"{asked.seeds.index(run.seed)}-{order.index(step)}"  # what is audited first
@@ -418,6 +424,8 @@ def run_all(asked: argparse.Namespace) -> None:
     size = SMALL if asked.small else Size()
     asked.out.mkdir(parents=True, exist_ok=True)
     asked.work.mkdir(parents=True)
+    if asked.rates:
+        _write(asked.out / "rates.json", asked.rates.read_text())
     ends = time.time() + asked.seconds
     context = mp.get_context("spawn")
     processes = [context.Process(target=train_all, args=(i, asked, size, ends)) for i in range(asked.trainers)]
@@ -452,6 +460,8 @@ def main() -> None:
     run.add_argument("--out", type=Path, required=True)
     run.add_argument("--work", type=Path, default=Path(f"/tmp/audit-{os.getpid()}"), help="where checkpoints lie")
     run.add_argument("--seeds", type=lambda x: [int(part) for part in x.split(",")], default=[1, 2])
+    run.add_argument("--runs", type=lambda x: x.split(","), help="only these, such as gpt-muon-1,text-adamw-2")
+    run.add_argument("--rates", type=Path, help="rates of the classifier by optimizer, in JSON: no search")
     run.add_argument("--trainers", type=int, default=1)
     run.add_argument("--auditors", type=int, default=1)
     run.add_argument("--seconds", type=float, default=86400)
