@@ -42,6 +42,8 @@ GPT_RATES = {"adamw": 1.2e-3, "muon": 3.5e-3, "mirror-1.1": 3e-3, "mirror-1.5": 
 TEXT_RATES = (3e-4, 1e-3, 3e-3)
 """Of which the best is taken for every optimizer, and for AdamW a third of each."""
 NORMS = ("l2", "nuclear", "spectral", "linf")
+WHOLE = (0, 200)
+"""Steps at which all norms are solved, as at the end; at the others the first two, which are fast."""
 COLUMNS = ("saturated", "confidence", "entropy", "sink", "margin", "norm", "stable_rank", "selecting", "queries")
 
 
@@ -246,13 +248,10 @@ def train_all(number: int, asked: argparse.Namespace, size: Size, ends: float) -
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     trainer = Trainer(asked.tokens, asked.labels, size, asked.device)
-    runs = [
-        Run(task, optimizer, seed)
-        for seed in asked.seeds
-        for task in ("gpt", "text")
-        for optimizer in OPTIMIZERS
-        if not asked.runs or f"{task}-{optimizer}-{seed}" in asked.runs
-    ]
+    runs = [Run(task, optimizer, seed) for seed in asked.seeds for task in ("gpt", "text") for optimizer in OPTIMIZERS]
+    if asked.runs:
+        by_name = {f"{run.task}-{run.optimizer}-{run.seed}": run for run in runs}
+        runs = [by_name[name] for name in asked.runs]
     for place, run in enumerate(runs if asked.rates else [None, *runs]):
         if time.time() > ends or not _take(asked.work / f"run-{place}"):
             continue
@@ -360,7 +359,7 @@ def audit_checkpoint(saved: dict[str, Any], texts: dict[str, list[list[int]]], s
         Audited(model, controls),
         None,
         texts[run.task],
-        norms=NORMS,
+        norms=NORMS if saved["last"] or saved["step"] in WHOLE else NORMS[:2],
         spaces=["tokens"],
         selects=0.0,
         batch=8 if run.task == "gpt" else 1,
@@ -460,7 +459,7 @@ def main() -> None:
     run.add_argument("--out", type=Path, required=True)
     run.add_argument("--work", type=Path, default=Path(f"/tmp/audit-{os.getpid()}"), help="where checkpoints lie")
     run.add_argument("--seeds", type=lambda x: [int(part) for part in x.split(",")], default=[1, 2])
-    run.add_argument("--runs", type=lambda x: x.split(","), help="only these, such as gpt-muon-1,text-adamw-2")
+    run.add_argument("--runs", type=lambda x: x.split(","), help="these, in order, such as gpt-muon-1,text-adamw-2")
     run.add_argument("--rates", type=Path, help="rates of the classifier by optimizer, in JSON: no search")
     run.add_argument("--trainers", type=int, default=1)
     run.add_argument("--auditors", type=int, default=1)
