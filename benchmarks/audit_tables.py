@@ -59,7 +59,7 @@ def bootstrap(values: dict[int, np.ndarray], of: Callable[[np.ndarray], Any] = n
     values = {seed: own[np.isfinite(own)] for seed, own in values.items()}
     values = {seed: own for seed, own in values.items() if len(own)}
     if not values:
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     draw = np.random.default_rng(0)
     seeds, found = list(values), []
     for _ in range(SAMPLES):
