@@ -52,7 +52,7 @@ class MirrorOptimizer(Optimizer, ABC):
     # state.
     _versions: dict[float, dict[int, int]]
     _calls: int  # of step, in this process
-    # Tells changes through `.data` of weights with a mirror variable, where the step does not read them anyway.
+    # Tells changes through `.data` of weights with a mirror variable, where the step does not compare them anyway.
     _watch: Watch
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
@@ -199,7 +199,7 @@ class MirrorOptimizer(Optimizer, ABC):
     def _shared(self, group: dict[str, Any], fused: bool, weights: Tensors, masks: Masks) -> dict[str, Any]:
         """What the arithmetic of either optimizer is told."""
         names = ("foreach", "capturable", "lr", "p", "weight_decay", "maximize", "l1", "l1_of")
-        watch = None if fused or torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
+        watch = None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
         return {name: group[name] for name in names} | {"fused": fused, "masks": masks, "watch": watch}
 
     @torch.no_grad()
@@ -303,6 +303,7 @@ class MirrorOptimizer(Optimizer, ABC):
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
         if compared and not edited:
+            self._watch.forget(weight)
             return theta
         if not capturing(weight):
             same = means(theta, weight, p)

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
-from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
+from attsvm.optim._chunks import SMALL, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import fused_step
 from attsvm.optim._loading import Source
@@ -209,14 +209,14 @@ def mirror_adam(
     if fused:
         columns = params, grads, mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
         moments = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
-        fused_step("adam", columns, rests, step, moments, capturable, MAXIMIZE=maximize)
+        fused_step("adam", columns, rests, watch, step, moments, capturable, MAXIMIZE=maximize)
         return
     # Where counts may not be read (in a graph, when compiled) every tensor has its own.
     counts = torch.stack(state_steps).tolist() if state_steps[0].is_cpu and not compiling else state_steps
     alone = foreach is False or counts is state_steps or leaves_weights(step.lr)
     columns = params, mirrors, rests, masked(masks, grads), exp_avgs, exp_avg_sqs
     gathered = None if isinstance(step.lr, Tensor) else 3
-    of_chunks = {"small": SMALL_IN_MANY_PASSES, "keys": counts, "gathered": gathered, "alone": alone}
+    of_chunks = {"small": SMALL, "keys": counts, "gathered": gathered, "alone": alone}
     for chunk in chunks(*columns, **of_chunks, watch=watch, p=p):
         at_once = not alone and gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0])
         subtract = (_adam_at_once if at_once else _adam)(chunk, step.lr, beta1, beta2, eps, maximize)

@@ -218,7 +218,7 @@ def mirror_descent(
     if fused:
         columns = params, grads, mirrors, masks, momentum_buffers or mirrors, norms or mirrors
         flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
-        fused_step("descend", columns, rests, step, (momentum,), capturable, **flags)
+        fused_step("descend", columns, rests, watch, step, (momentum,), capturable, **flags)
         return
     grads = masked(masks, grads)
     if norms:
