@@ -114,6 +114,25 @@ def test_batches_change_nothing(audited: Audit, tokenizer: Any) -> None:
         ]
 
 
+@pytest.mark.parametrize(("at_once", "room"), [(True, 10**6), (True, 700), (False, 100)])
+def test_texts_together_and_texts_in_pieces(
+    at_once: bool, room: int, audited: Audit, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU takes several texts at once, with padding between them, and a long text is taken in pieces."""
+    from attsvm.auditing import _stream
+
+    monkeypatch.setattr(_stream, "ONE_BY_ONE", set() if at_once else {"cpu"})
+    monkeypatch.setattr(_stream, "ROOM", room)
+    other = run_audit(made_gpt(), tokenizer, TEXTS, batch=3, queries=12, competitors=3, norms=["l2"])
+    for one, own in zip(other.heads, audited.heads):
+        assert one.measures == pytest.approx(own.measures, rel=1e-4, abs=1e-6)
+        assert one.quantiles == pytest.approx(own.quantiles, rel=1e-4, abs=1e-6)
+        assert one.queries == own.queries
+        assert one.problems["tokens"]["l2"]["efficiency"] == pytest.approx(
+            own.problems["tokens"]["l2"]["efficiency"], rel=1e-2, abs=1e-5
+        )
+
+
 def test_margins_and_their_quantiles(audited: Audit, tokenizer: Any) -> None:
     """All queries are in the sample of so few texts; the first query of a text sees itself alone."""
     layers = [dense(made_gpt(), tokenizer.encode(text).ids) for text in TEXTS]

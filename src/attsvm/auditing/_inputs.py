@@ -71,11 +71,15 @@ class Batch:
 
     def own(self, logits: Tensor, row: int) -> Tensor:
         """Of the logits (H, K, T) of a sequence those of its own tokens, without padding."""
-        if self.lengths is None:
-            return logits
-        padded, length = max(self.lengths), self.lengths[row]
-        K, T = (length if size == padded else size for size in logits.shape[1:])
+        K, T = self.sizes(row, *logits.shape[1:])
         return logits[:, :K, :T]
+
+    def sizes(self, row: int, K: int, T: int) -> tuple[int, int]:
+        """Of K queries and T keys of a sequence those that are no padding."""
+        if self.lengths is None:
+            return K, T
+        padded, length = max(self.lengths), self.lengths[row]
+        return length if padded == K else K, length if padded == T else T
 
 
 class Inputs:
@@ -160,7 +164,7 @@ class Inputs:
         return next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
 
     @cached_property
-    def kinds(self) -> dict[str, set[int]]:
+    def kinds(self) -> dict[str, list[int]]:
         """The token numbers that are punctuation, and those that are rare in these texts."""
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
@@ -177,7 +181,7 @@ class Inputs:
                 break
             rare.add(number)
         marks = {number for number in counts if words[number] and not any(char.isalnum() for char in words[number])}
-        return {"punctuation": marks, "rare": rare}
+        return {"punctuation": sorted(marks), "rare": sorted(rare)}
 
 
 def _by_id(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -194,6 +194,9 @@ class _RowFactor:
         new = (~torch.isin(active.code, self.code)).nonzero()[:, 0]
         if len(went) + len(new) > 20 + len(self.code) // 12:
             return False
+        if not len(went) + len(new):
+            self.came = None
+            return True
         came = self._light(active.take(new))
         E = torch.zeros(len(self.code), len(went), dtype=self.dtype, device=self.L.device)
         E[went, torch.arange(len(went), device=went.device)] = 1.0

@@ -20,8 +20,9 @@ from attsvm.geometry import Geometry, Lp
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._augmented import Augmented, WorkingRows
+from attsvm.svm._embedding import EmbeddingProblem
 from attsvm.svm._exact import UNIT, combination, inner
-from attsvm.svm._pricing import FormedPricing, Priced, Pricing, TokenPricing
+from attsvm.svm._pricing import EmbeddingPricing, FormedPricing, Priced, Pricing, TokenPricing
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Rows
@@ -76,11 +77,17 @@ def solve_large(
     answers = []
     with asked_to_stop() as stop, progress_bar(progress, 0.0, -math.log10(tol), f"{problem.rows:,} rows") as tell:
         for k in range(problem.B):
-            pricing = TokenPricing(problem) if isinstance(problem, TokenProblem) else FormedPricing(problem, k)
+            pricing = _pricing(problem, k)
             best = _rounds(pricing, problem.shape, geometry, tol, max_rounds, small, stop.is_set, tell)
             answers.append(_spread(best, pricing, problem, geometry))
     names = ("W", "multipliers", "lower", "upper", "violation", "support", "codes", "iterations")
     return MaxMargin(problem=problem, geometry=geometry, **dict(zip(names, map(torch.stack, zip(*answers)))))
+
+
+def _pricing(problem: MarginProblem, k: int) -> Pricing:
+    if isinstance(problem, TokenProblem):
+        return TokenPricing(problem)
+    return EmbeddingPricing(problem) if isinstance(problem, EmbeddingProblem) else FormedPricing(problem, k)
 
 
 def _rounds(
@@ -261,8 +268,7 @@ def _spread(best: _Best, pricing: Pricing, problem: MarginProblem, geometry: Geo
     tight = number[~working.equality & (working.apply(W) - working.b <= share)]
     multipliers = W.new_zeros(problem.rows).scatter(0, number, lam / working.scale)
     support = torch.zeros(problem.rows, dtype=torch.bool, device=W.device).index_fill(0, tight, True)
-    Q = problem.rows // max(1, _per_query(problem))
-    shape = (Q, _per_query(problem))
+    shape = _groups(problem)
     number_of = lambda x: torch.tensor(x, dtype=torch.float64, device=W.device)  # noqa: E731
     return (
         W,
@@ -276,5 +282,8 @@ def _spread(best: _Best, pricing: Pricing, problem: MarginProblem, geometry: Geo
     )
 
 
-def _per_query(problem: MarginProblem) -> int:
-    return problem.data.T - 1 if isinstance(problem, TokenProblem) else problem.A.shape[2]
+def _groups(problem: MarginProblem) -> tuple[int, int]:
+    """(Q, R)."""
+    if isinstance(problem, TokenProblem):
+        return problem.data.n * problem.data.K, problem.data.T - 1
+    return (1, problem.rows) if isinstance(problem, EmbeddingProblem) else (problem.A.shape[1], problem.A.shape[2])

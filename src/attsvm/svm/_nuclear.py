@@ -64,8 +64,8 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     rows = system.rows
     # Rows that repeat others say nothing new, and make the Newton matrix singular.
     unique = _first_of_equals(system)
-    A, basis_A = _reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
-    Z, basis_Z = _reduce_columns(rows.Z)
+    A, basis_A = reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
+    Z, basis_Z = reduce_columns(rows.Z)
     small = System(
         rows=Rows(A.reshape(rows.B, rows.Q, rows.R, -1), Z),
         b=system.b * unique,
@@ -95,7 +95,7 @@ def _first_of_equals(system: System) -> Tensor:
     return unique
 
 
-def _reduce_columns(V: Tensor) -> tuple[Tensor, Tensor]:
+def reduce_columns(V: Tensor) -> tuple[Tensor, Tensor]:
     """V = small · basisᵀ with orthonormal columns of basis, as many as the largest rank in the batch needs."""
     rows, columns = V.shape[-2:]
     basis = torch.eye(columns, dtype=V.dtype, device=V.device).expand(len(V), -1, -1)

@@ -57,7 +57,10 @@ class Rows:
         if self._zz is None:
             Z = self.Z
             self._zz = (Z[:, :, None, :] * Z[:, None, :, :]).reshape(self.B, self.Q * self.Q, self.e)
-        inner = (self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d)
+        return self.mixed((self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d))
+
+    def mixed(self, inner: Tensor) -> Tensor:
+        """A_i diag(inner_ij) A_jᵀ for all pairs of groups, given inner (B, Q, Q, d); (B, N, N)."""
         weighted = self.A[:, None] * inner[:, :, :, None, :]
         blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
         return blocks.reshape(self.B, self.N, self.N)
@@ -111,6 +114,9 @@ class Iterates:
     def take(self, index: Tensor) -> Iterates:
         """The instances named by `index`."""
         return Iterates(self.W[index], self.lam[index], self.iterations[index])
+
+    def put(self, index: Tensor, part: Iterates) -> None:
+        self.W[index], self.lam[index], self.iterations[index] = part.W, part.lam, part.iterations
 
 
 @dataclass
