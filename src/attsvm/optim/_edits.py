@@ -54,14 +54,15 @@ def signature(weight: Tensor) -> Tensor:
 
     A change of one entry changes the sum of its piece. Exchanged entries, as by a permutation of rows or columns, stay
     unnoticed only inside one piece, and pieces start at odd distances, so that they do not end where rows do. They
-    overlap a little: all are then of one length, and one call sums them.
+    overlap a little: all are then of one length, and one call sums them. The length is odd, so that a sign that is the
+    first bit of a word is seen where all change; of two such signs in one piece the sum is the same.
     """
     flat = weight.detach().reshape(-1)
-    per_word = 8 // flat.element_size()
-    if flat.storage_offset() % per_word:
+    two_words = 16 // flat.element_size()
+    if flat.storage_offset() % max(two_words // 2, 1):
         flat = flat.clone()
-    if odd := flat.numel() % per_word:
-        flat = torch.cat([flat, flat.new_zeros(per_word - odd)])
+    if odd := flat.numel() % two_words:
+        flat = torch.cat([flat, flat.new_zeros(two_words - odd)])
     words = flat.view(torch.int64)
     count = words.numel()
     if count < PIECES:
