@@ -126,7 +126,7 @@ def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     macros = tuple(
         f"-D{name}={value}"
         for name, value in {
-            **dict.fromkeys(("ADAM", "BF16", "BF16_GRAD", "MIRROR", "KEEP", "MASK", "L1"), 0),
+            **dict.fromkeys(("ADAM", "BF16", "BF16_GRAD", "MIRROR", "LEAN", "KEEP", "MASK", "L1"), 0),
             **dict.fromkeys(("MAXIMIZE", "MOMENTUM", "NESTEROV", "NORMALIZE"), 0),
             "N": 1,
         }.items()

@@ -5,6 +5,7 @@
 //   N          the exponent 1/(p − 1) where it is whole and small, −1 for 1/2, else 0: any
 //   BF16       weights are bfloat16;  BF16_GRAD: gradients are
 //   MIRROR     the mirror variable θ is kept apart from the weight
+//   LEAN       θ is not kept, but read off the weight in float64
 //   KEEP       what the roundings of θ lose is kept
 //   MASK       pruned entries stay 0
 //   L1         a soft threshold: 1 of θ, 2 of the weight
@@ -66,6 +67,11 @@ typedef uint16_t Words __attribute__((vector_size(LANES * 2)));
 #else
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 #endif
+#if LEAN
+using Real = double;
+#else
+using Real = float;
+#endif
 #if BF16_GRAD
 using Grad = uint16_t;
 #else
@@ -123,6 +129,12 @@ template <class T> inline T signed_power(T x, double a) {
     }
 }
 
+// θ of a weight.
+inline double read_off(double weight, double a) {
+    const double size = std::fabs(weight);
+    return std::copysign(N == 2 ? std::sqrt(size) : any_power(size, 1 / a), weight);
+}
+
 // Whether a weight is the rounding of a number that close to the expected one.
 inline bool means(float weight, float expected, float tolerance) {
 #if BF16
@@ -144,7 +156,7 @@ inline void follow(const Weight *weight, float *theta, float *rest, int64_t size
     for (int64_t i = 0; i < size; i++) {
         float w = widen(weight[i]);
         if (!means(w, signed_power(theta[i], a), tolerance)) {
-            theta[i] = float(std::copysign(any_power(double(std::fabs(w)), 1 / a), double(w)));
+            theta[i] = float(read_off(w, a));
             if (KEEP) rest[i] = 0;
         }
     }
@@ -174,7 +186,7 @@ inline int64_t signature(const Weight *weight, int64_t size) {
     return sum;
 }
 
-inline float clamped(float x, float bound) { return x < -bound ? -bound : x > bound ? bound : x; }
+inline Real clamped(Real x, Real bound) { return x < -bound ? -bound : x > bound ? bound : x; }
 
 void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
     auto *weight = (Weight *)row.weight;
@@ -204,7 +216,8 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
         for (int64_t i = start; i < end; i++) {
             const bool keep = MASK ? kept[i] != 0 : true;
             const float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
-            float x = theta[i], change = KEEP ? rest[i] : 0.0f;
+            Real x = LEAN ? Real(read_off(widen(weight[i]), s.exponent)) : theta[i];
+            Real change = KEEP ? rest[i] : 0.0f;
 #if ADAM
             float m = avg[i] + weight1 * (g - avg[i]);
             float v = beta2 * avg_sq[i] + weight2 * g * g;
@@ -221,24 +234,25 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
             change = change - decay * x - lr * d;
 #endif
             if (L1 == 1) {
-                const float value = x + change;
+                const Real value = x + change;
                 const bool inside = std::fabs(value) <= bound;
-                change = inside ? 0.0f : change - clamped(value, bound);
-                x = inside ? 0.0f : x;
+                change = inside ? Real(0) : change - clamped(value, bound);
+                x = inside ? Real(0) : x;
             }
-            float next = x + change, left = change + (x - next), w;
+            Real next = x + change;
+            float left = float(change + (x - next)), w;
             if (L1 == 2) {  // in float64: next to the threshold the difference is small
                 double value = signed_power(double(next) + (KEEP ? left : 0.0f), s.exponent);
                 const double size = std::fabs(value) - s.lr * s.l1;
                 value = size <= 0 ? 0.0 : std::copysign(size, value);
-                const double exact = std::copysign(any_power(std::fabs(value), 1 / s.exponent), value);
-                w = float(value), next = float(exact), left = float(exact - next);
+                const double exact = read_off(value, s.exponent);
+                w = float(value), next = float(exact), left = float(exact - double(next));
             } else {
-                w = signed_power(next, s.exponent);
+                w = float(signed_power(next, s.exponent));
             }
-            theta[i] = keep ? next : 0.0f;
+            if (!LEAN) theta[i] = keep ? float(next) : 0.0f;
             if (KEEP) rest[i] = keep ? left : 0.0f;
-            if (MIRROR) weight[i] = keep ? stored(w) : Weight(0);
+            if (MIRROR || LEAN) weight[i] = keep ? stored(w) : Weight(0);
         }
         if (MIRROR && N <= 0) sums[start / BLOCK] = signature(weight + start, end - start);
     }

@@ -46,7 +46,7 @@ def power_sums(weights: Any, grads: Any, q: float, capturable: bool) -> None:
 
 def _launch(rows: Rows, scalars: Sequence[float | Tensor], flags: dict[str, Any]) -> None:
     weight, grad, theta = rows[0][:3]
-    flags["KEEP"] = rows[0][-2] is not theta
+    flags |= {"KEEP": rows[0][-2] is not theta, "LEAN": theta is weight and scalars[2] != 1}
     flags |= {"BF16": weight.dtype == torch.bfloat16, "BF16_GRAD": grad.dtype == torch.bfloat16}
     step = _compiled(tuple(f"-D{name}={int(value)}" for name, value in sorted(flags.items())))
     addresses = chain.from_iterable((*[t.data_ptr() for t in row], row[0].numel()) for row in rows)
