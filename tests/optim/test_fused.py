@@ -1,5 +1,7 @@
 """The fused step: CUDA graphs, sizes and layouts, its turns with the other steps, its tables."""
 
+import sys
+
 import pytest
 import torch
 from small_task import batch, fit, make_all, needs_cuda, network
@@ -8,9 +10,7 @@ from torch import nn
 from attsvm import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent
 from attsvm.optim._fused import launches
-from attsvm.optim._mirror_adam import _fused_mirror_adam, _single_tensor_mirror_adam
-from attsvm.optim._mirror_descent import _fused_mirror_descent, _single_tensor_mirror_descent
-from attsvm.optim._mirror_map import L1, inverse_exponent, signed_power
+from attsvm.optim._mirror_map import L1, Step, inverse_exponent, signed_power
 from attsvm.optim._tables import table_of
 
 
@@ -117,19 +117,21 @@ def test_fused_refuses_a_parameter_whose_memory_format_has_changed():
 @needs_cuda
 def test_fused_is_the_default_on_cuda_and_can_be_switched_off(monkeypatch):
     seen = []
-    for module, functions in (
-        ("attsvm.optim._mirror_descent", (_fused_mirror_descent, _single_tensor_mirror_descent)),
-        ("attsvm.optim._mirror_adam", (_fused_mirror_adam, _single_tensor_mirror_adam)),
-    ):
-        for f in functions:
-            spy = lambda *a, f=f, **k: (seen.append("fused" in f.__name__), f(*a, **k))  # noqa: E731
-            monkeypatch.setattr(f"{module}.{f.__name__}", spy)
     for cls in (MirrorDescent, MirrorAdam):
-        for options, expected in (({}, [True]), ({"fused": False}, []), ({"foreach": False}, [False])):
+        module = sys.modules[cls.__module__]
+        for name in ("fused_step", "chunks"):
+            f = getattr(module, name)
+            spy = lambda *a, f=f, name=name, **k: (seen.append((name, k.get("alone"))), f(*a, **k))[1]  # noqa: E731
+            monkeypatch.setattr(module, name, spy)
+        for options, expected in (
+            ({}, ("fused_step", None)),
+            ({"fused": False}, ("chunks", False)),
+            ({"foreach": False}, ("chunks", True)),
+        ):
             seen.clear()
             model = network(device="cuda")
             fit(model, cls(model.parameters(), **options), range(1))
-            assert seen == expected
+            assert seen == [expected]
 
 
 @pytest.mark.parametrize("sizes", [[1], [16], [17, 1], [70, 16, 15, 1, 33]])
@@ -158,7 +160,7 @@ def test_kernels_are_told_of_masks_and_thresholds(p, l1, flags):
     weights = [torch.ones(3), torch.ones(4)]
     mirrors = weights if p == 2 else [torch.ones(3), torch.ones(4)]
     masks = [None, torch.tensor([True, False, True, True])]
-    found = list(launches(weights, weights, mirrors, masks, mirrors, lr=0.1, pull=0.0, a=inverse_exponent(p), l1=l1))
+    found = list(launches(weights, weights, mirrors, masks, mirrors, step=Step(0.1, 0.0, inverse_exponent(p), l1)))
     assert [compiled["MASK"] for _, _, compiled in found] == [False, True]
     for rows, scalars, compiled in found:
         assert flags.items() <= compiled.items()

@@ -222,7 +222,7 @@ def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("attsvm.svm._solve.solve_lp", full)
+    monkeypatch.setattr("attsvm.svm._solve.solve_pivots", full)
     with pytest.raises(attsvm.AttsvmError, match=r"an instance of 4 rows needs about .* GB of memory"):
         solve(att_svm(sphere(2, 3, 4)))
 

@@ -17,6 +17,9 @@ from attsvm.svm._rows import Iterates, System
 _LIFTS = (0.25, 1.0, 4.0)
 """How far rows at the margin are lifted above it, in units of what rounding the entries of W can do to them."""
 
+_AT_MARGIN = 1e-13
+"""Rows that are this near to their margin, as a part of it, are there."""
+
 _NEARLY_CANCELLED = 1e-6
 """Where A'λ is below this fraction of its terms, it is worth looking for a proof that no W is feasible."""
 
@@ -124,19 +127,24 @@ def _polished(system: System, geometry: Geometry, W: Tensor, lam: Tensor) -> tup
     if bool(equality.any()):
         W = rows.project(W, b, equality)
 
-    def at_margin(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """W scaled to margin 1, its norm (infinite if W separates nothing), and the slack of its rows."""
-        AW = rows.apply(W)
-        margin = torch.where(has_margin, system.least_margin(AW), 1.0)
-        # What separates nothing keeps its size: lifting its rows may still make it separate.
-        keep = torch.where(margin > 0, margin, torch.where(has_margin, (AW * lam).sum(1), 1.0).abs() + UNIT)
-        norm = torch.where(margin > 0, geometry.norm(W.nan_to_num()) / keep, math.inf)
-        return W / keep[:, None, None], norm, AW / keep[:, None] - b
-
-    W, norm, slack = at_margin(W)
+    W, norm, slack = _at_margin(system, geometry, W, lam)
     tight = equality | (inequality & (slack <= share(system, lam)))
-    polished, polished_norm, _ = at_margin(rows.project(W, b, tight))
-    return torch.where((polished_norm < norm)[:, None, None], polished, W).nan_to_num(0.0, 0.0, 0.0), tight
+    off = (tight & (slack.abs() > _AT_MARGIN * b)).any(1).nonzero()[:, 0]
+    if len(off):
+        part, of_part = system.take(off), W[off]
+        polished, shorter, _ = _at_margin(part, geometry, part.rows.project(of_part, part.b, tight[off]), lam[off])
+        W[off] = torch.where((shorter < norm[off])[:, None, None], polished, of_part)
+    return W.nan_to_num(0.0, 0.0, 0.0), tight
+
+
+def _at_margin(system: System, geometry: Geometry, W: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """W scaled to margin 1, its norm (infinite if W separates nothing), and the slack of its rows."""
+    AW, has_margin = system.rows.apply(W), system.inequality.any(1)
+    margin = torch.where(has_margin, system.least_margin(AW), 1.0)
+    # What separates nothing keeps its size: lifting its rows may still make it separate.
+    keep = torch.where(margin > 0, margin, torch.where(has_margin, (AW * lam).sum(1), 1.0).abs() + UNIT)
+    norm = torch.where(margin > 0, geometry.norm(W.nan_to_num()) / keep, math.inf)
+    return W / keep[:, None, None], norm, AW / keep[:, None] - system.b
 
 
 def _lifted(system: System, W: Tensor, tight: Tensor, lift: float) -> Tensor:

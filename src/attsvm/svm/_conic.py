@@ -27,8 +27,10 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.geometry import Blocks, Geometry
-from attsvm.svm._nuclear import lowest_eigenvalue, metric, symmetric
-from attsvm.svm._rows import Iterates, System
+from attsvm.svm._nuclear import lowest_eigenvalue, metric, reduce_columns, symmetric
+from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._second import has_vectors, solve_groups
+from attsvm.svm._wide import is_wide
 
 PATIENCE = 25
 """Iterations without progress after which an instance is taken to be at the limits of its arithmetic."""
@@ -88,9 +90,52 @@ class _State:
 
 
 def solve_blocks(
+    system: System,
+    geometry: Geometry,
+    blocks: Blocks,
+    tol: float,
+    max_iterations: int,
+    cancelled: float,
+    semidefinite: bool = False,
+) -> Iterates:
+    """As `solve_lp`, for a norm that is made of blocks; blocks that are vectors have second-order cones, unless they
+    are to be `semidefinite`, which is slower and holds out longer where rows nearly contradict each other."""
+    system, blocks, left, right = _reduced(system, blocks)
+    if has_vectors(blocks) and not semidefinite and not is_wide(system):
+        out = solve_groups(system, blocks, tol, max_iterations, cancelled)
+    else:
+        out = _iterate(system, geometry, blocks, tol, max_iterations, cancelled)
+    out.W = left @ out.W @ right.mT
+    return out
+
+
+def _reduced(system: System, blocks: Blocks) -> tuple[System, Blocks, Tensor, Tensor]:
+    """The problem in bases of the spans of the a and of the z, where a norm that does not see rotations is least."""
+    rows = system.rows
+    numbers = torch.arange(rows.d * rows.e).reshape(rows.d, rows.e)
+    index = blocks.index.cpu()
+    of_rows, of_columns, whole = (
+        blocks.weight is None and index.shape == x.shape and bool((index == x).all())
+        for x in (numbers[..., None], numbers.T[..., None], numbers[None])
+    )
+    A, Z = rows.A.flatten(1, 2), rows.Z
+    left, right = (torch.eye(n, dtype=A.dtype, device=A.device) for n in (rows.d, rows.e))
+    if whole or of_columns:
+        A, left = reduce_columns(A)
+    if whole or of_rows:
+        Z, right = reduce_columns(Z)
+    d, e = A.shape[2], Z.shape[2]
+    if (d, e) != (rows.d, rows.e):
+        system = replace(system, rows=Rows(A.reshape(rows.B, rows.Q, rows.R, d), Z))
+        numbers = torch.arange(d * e).reshape(d, e)
+        index = numbers[None] if whole else (numbers if of_rows else numbers.T)[..., None]
+        blocks = replace(blocks, index=index)
+    return system, blocks, left, right
+
+
+def _iterate(
     system: System, geometry: Geometry, blocks: Blocks, tol: float, max_iterations: int, cancelled: float
 ) -> Iterates:
-    """As `solve_lp`, for a norm that is made of blocks."""
     rows = system.rows
     D = rows.d * rows.e
     index = blocks.index.to(rows.A.device)
@@ -174,8 +219,8 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: T
         order=order,
         shape=shape,
     )
-    # Equal multipliers and an X that goes with them, and a ν of the same complementarity.
-    lam = system.equal_multipliers()
+    # Multipliers of equal share and an X that goes with them, and a ν of the same complementarity.
+    lam = system.balanced_multipliers()
     U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
     size = 0.6 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1) / G
     y = torch.zeros_like(c)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
 
 from attsvm.svm._rows import System
 
@@ -53,4 +54,5 @@ def predictor_corrector(
 
 
 def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right, L)
+    """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
+    return solve_triangular(L.mT, solve_triangular(L, right, upper=False), upper=True)

@@ -19,12 +19,16 @@ from torch import Tensor
 
 from attsvm.svm._corrector import cholesky_solve
 from attsvm.svm._rows import Iterates, System
+from attsvm.svm._vertex import at_vertex, named
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 15
 
-_NEAR = 1e-3
+_NEAR = 1e-7
 """Gap from which the solutions of the Newton system are refined."""
+
+_GUESS = 1e-2
+"""Gap from which the vertex next to the iterate is tried."""
 
 
 @dataclass
@@ -57,27 +61,28 @@ def solve_linear(system: System, largest: bool, tol: float, max_iterations: int,
     wide = is_wide(system)
     x = _start(system, largest)
     for iteration in range(max_iterations + 1):
-        b, ineq = system.b, system.inequality
-        W, U = (x.V, system.rows.adjoint(x.lam)) if largest else (x.P - x.M, x.V)
-        W_norm = W.abs().amax((1, 2)) if largest else W.abs().sum((1, 2))
-        U_norm = U.abs().sum((1, 2)) if largest else U.abs().amax((1, 2))
-        AW = system.rows.apply(W)
-        interpolated = (b * AW).sum(1) / b.square().sum(1)
-        margin = torch.where(ineq.any(1), system.least_margin(AW), interpolated)
-        lower = (b * x.lam).sum(1) / U_norm
-        off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * x.lam.abs().amax(1)
-        gap = (W_norm / margin - lower).abs() / lower + off / margin
-        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-        gap = torch.where(system.cancelled(x.lam, U_norm, cancelled), 0.0, gap)
-        finite = x.lam.isfinite().all(1) & W_norm.isfinite()
-        improved = (gap <= best[index]) & finite
+        W, U = (x.V, None) if largest else (x.P - x.M, x.V)
+        gap = _gap(system, largest, W, x.lam, cancelled, U)
+        improved = gap <= best[index]
         at = index[improved]
         out.W[at], out.lam[at], best[at] = W[improved], x.lam[improved], gap[improved]
         out.iterations[index] = iteration
         mu = (x.lam * x.s).sum(1) + (x.P * x.u + x.M * x.v).sum((1, 2))
         idle = torch.where(mu < 0.9 * lowest, 0, idle + 1)
         lowest = torch.minimum(lowest, mu)
-        active = (gap > tol) & finite & (idle < PATIENCE)
+        active = (gap > tol) & (idle < PATIENCE) & mu.isfinite()
+        if bool((gap < _GUESS).any()):  # the vertex next to the iterate may be the solution
+            tight, signs, likely = _guess(system, x, largest)
+            some = (active & (gap < _GUESS) & likely).nonzero()[:, 0]
+            if len(some):
+                part = system.take(some)
+                W, lam = at_vertex(part, tight[some], signs[some], largest)
+                lam = torch.where(part.inequality, lam.clamp_min(0), lam)
+                of_vertex = _gap(part, largest, W, lam, cancelled)
+                solved = of_vertex <= tol
+                at = index[some[solved]]
+                out.W[at], out.lam[at], best[at] = W[solved], lam[solved], of_vertex[solved]
+                active[some[solved]] = False
         if iteration == max_iterations or not bool(active.any()):
             break
         if not bool(active.all()):
@@ -90,6 +95,32 @@ def solve_linear(system: System, largest: bool, tol: float, max_iterations: int,
     return out
 
 
+def _gap(system: System, largest: bool, W: Tensor, lam: Tensor, cancelled: float, U: Tensor | None = None) -> Tensor:
+    """The relative gap between ‖W‖ over the margin of W and b'λ/‖U‖, U = A'λ; 0 where that has cancelled."""
+    b, ineq = system.b, system.inequality
+    if U is None:
+        U = system.rows.adjoint(lam)
+    W_size, U_size = W.abs().flatten(1), U.abs().flatten(1)
+    W_norm, U_norm = (W_size.amax(1), U_size.sum(1)) if largest else (W_size.sum(1), U_size.amax(1))
+    AW = system.rows.apply(W)
+    interpolated = (b * AW).sum(1) / b.square().sum(1)
+    margin = torch.where(ineq.any(1), system.least_margin(AW), interpolated)
+    lower = (b * lam).sum(1) / U_norm
+    off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * lam.abs().amax(1)
+    gap = (W_norm / margin - lower).abs() / lower + off / margin
+    gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
+    gap = torch.where(system.cancelled(lam, U_norm, cancelled), 0.0, gap)
+    return torch.where(lam.isfinite().all(1) & W_norm.isfinite(), gap, torch.nan)
+
+
+def _guess(system: System, x: _State, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The vertex next to x, see `named`: of a slack and its multiplier one is larger."""
+    level = x.s.mean(1, keepdim=True) / x.lam.abs().mean(1, keepdim=True)
+    unit = 1.0 if largest else (x.t * x.P[0].numel())[:, None, None]
+    up, down = unit * x.P / x.u, unit * x.M / x.v
+    return named(system, level * x.lam / x.s, torch.maximum(up, down), (up - down).sign(), largest)
+
+
 def _start(system: System, largest: bool) -> _State:
     """Equal multipliers, W = 0, and the rest in balance."""
     rows, b, ineq = system.rows, system.b, system.inequality
@@ -97,13 +128,13 @@ def _start(system: System, largest: bool) -> _State:
     U = rows.adjoint(lam)
     zero, one = torch.zeros_like(U), torch.ones_like(U)
     if largest:
-        size = (0.1 * U.abs().mean((1, 2)) + 1e-2 * lam.abs().sum(1) / D)[:, None, None]
+        size = (0.5 * U.abs().mean((1, 2)) + 1e-2 * lam.abs().sum(1) / D)[:, None, None]
         P, M = U.clamp_min(0) + size, (-U).clamp_min(0) + size
         nu = -size[:, 0, 0] * ineq.sum(1)
         return _State(lam, ineq * b * -nu[:, None], nu, torch.ones_like(nu), zero, one, one, P, M)
     t = 1.2 * U.abs().amax((1, 2)) + 1e-2 * lam.abs().sum(1)
     half = one / (2 * D)
-    nu = -0.5 * t * ineq.sum(1) / D
+    nu = -0.15 * t * ineq.sum(1) / D
     s = ineq * b * -nu[:, None]
     return _State(lam, s, nu, t, U, t[:, None, None] - U, t[:, None, None] + U, half, half)
 
@@ -158,9 +189,12 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool, refinemen
     # The border: b for ν, and A·lean for t of ℓ1.
     affine_targets = (-x.s, -x.P, -x.M)
     Ah = torch.zeros_like(b) if largest else rows.apply(lean)
-    columns = (b, right_side(*affine_targets)) if largest else (b, right_side(*affine_targets), Ah)
-    to_b, affine_z, *more = solve(torch.stack(columns, -1)).unbind(-1)
-    to_h = Ah if largest else more[0]
+    if largest:
+        to_h = Ah
+        to_b, affine_z = solve(torch.stack((b, right_side(*affine_targets)), -1)).unbind(-1)
+    else:
+        to_b, to_h = solve(torch.stack((b, Ah), -1)).unbind(-1)
+        affine_z = x.nu[:, None] * to_b  # the right-hand side is νb
     hh = torch.ones_like(mu) if largest else total(theta) - (Ah * to_h).sum(1)
     hb, bb = (Ah * to_b).sum(1), (b * to_b).sum(1)
 
@@ -220,4 +254,4 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool, refinemen
     targets = (r, (goal - dP * du) / x.u - x.P, (goal - dM * dv) / x.v - x.M)
     final = direction(solve(right_side(*targets)[..., None])[..., 0], *targets)
     a, c = steps(final)
-    return moved(final, 0.995 * a, 0.995 * c)
+    return moved(final, 0.999 * a, 0.999 * c)

@@ -63,9 +63,9 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     """As `solve_lp`, in bases of the spans of the a_c and of the z_c, where the optimal W lies."""
     rows = system.rows
     # Rows that repeat others say nothing new, and make the Newton matrix singular.
-    unique = _first_of_equals(system)
-    A, basis_A = _reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
-    Z, basis_Z = _reduce_columns(rows.Z)
+    unique = first_of_equals(system)
+    A, basis_A = reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
+    Z, basis_Z = reduce_columns(rows.Z)
     small = System(
         rows=Rows(A.reshape(rows.B, rows.Q, rows.R, -1), Z),
         b=system.b * unique,
@@ -77,7 +77,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     return out
 
 
-def _first_of_equals(system: System) -> Tensor:
+def first_of_equals(system: System) -> Tensor:
     """False (B, N) for every row that repeats an earlier one of its kind."""
     rows, b, inequality = system.rows, system.b, system.inequality
     z = rows.Z[:, :, None].expand(-1, -1, rows.R, -1)
@@ -95,7 +95,7 @@ def _first_of_equals(system: System) -> Tensor:
     return unique
 
 
-def _reduce_columns(V: Tensor) -> tuple[Tensor, Tensor]:
+def reduce_columns(V: Tensor) -> tuple[Tensor, Tensor]:
     """V = small · basisᵀ with orthonormal columns of basis, as many as the largest rank in the batch needs."""
     rows, columns = V.shape[-2:]
     basis = torch.eye(columns, dtype=V.dtype, device=V.device).expand(len(V), -1, -1)

@@ -57,7 +57,10 @@ class Rows:
         if self._zz is None:
             Z = self.Z
             self._zz = (Z[:, :, None, :] * Z[:, None, :, :]).reshape(self.B, self.Q * self.Q, self.e)
-        inner = (self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d)
+        return self.mixed((self._zz @ E.mT).reshape(self.B, self.Q, self.Q, self.d))
+
+    def mixed(self, inner: Tensor) -> Tensor:
+        """A_i diag(inner_ij) A_jᵀ for all pairs of groups, given inner (B, Q, Q, d); (B, N, N)."""
         weighted = self.A[:, None] * inner[:, :, :, None, :]
         blocks = self.A @ weighted.reshape(self.B, self.Q, self.N, self.d).mT
         return blocks.reshape(self.B, self.N, self.N)
@@ -112,6 +115,9 @@ class Iterates:
         """The instances named by `index`."""
         return Iterates(self.W[index], self.lam[index], self.iterations[index])
 
+    def put(self, index: Tensor, part: Iterates) -> None:
+        self.W[index], self.lam[index], self.iterations[index] = part.W, part.lam, part.iterations
+
 
 @dataclass
 class System:
@@ -141,6 +147,14 @@ class System:
         total = (self.b * self.inequality).sum(1, keepdim=True)
         shortest = self.b / self.b.square().sum(1, keepdim=True)
         return torch.where(total > 0, self.inequality / total, shortest)
+
+    def balanced_multipliers(self) -> Tensor:
+        """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities: what they ask for may differ by
+        many decades."""
+        least = 1e-10 * self.b.amax(1, keepdim=True)
+        share = torch.where(self.inequality, 1 / torch.maximum(self.b, least), 0.0)
+        share = share / (share * self.b).sum(1, keepdim=True)
+        return torch.where(self.inequality.any(1, keepdim=True), share, self.equal_multipliers())
 
     def least_margin(self, AW: Tensor) -> Tensor:
         """The smallest AW/b of the inequalities, (B,); infinite where there are none."""

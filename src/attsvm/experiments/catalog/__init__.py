@@ -64,11 +64,15 @@ MODULES = (
     "map_init",
     "map_p",
     "heads_svm",
+    "heads_kq",
+    "heads_classes",
     "layers_svm",
     "ntp_classes",
     "ntp_svm",
     "ntp_graph",
     "sparse_gpt",
+    "sparse_wikitext",
+    "sparse_rates",
 )
 
 CATALOG: dict[str, Experiment] = {}
