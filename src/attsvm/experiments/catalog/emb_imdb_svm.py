@@ -108,10 +108,10 @@ def _log_sum(data: Sequences, logit: Tensor) -> Tensor:
 
 
 def _share_below(problem: MarginProblem, solution: MaxMargin, p: Tensor) -> np.ndarray:
-    """The share of pairs whose margin under p/‖p‖ is below LEVELS·γ*."""
+    """The share of pairs whose margin under p/‖p‖ is below LEVELS·γ*, or at it but for rounding."""
     value = problem.values(p[:, None]) if isinstance(problem, EmbeddingProblem) else problem.A[0, 0].double() @ p
     margins = array(value / p.norm() / solution.margin).flatten()
-    return np.searchsorted(np.sort(margins), LEVELS) / len(margins)
+    return np.searchsorted(np.sort(margins), LEVELS * (1 + TOL)) / len(margins)
 
 
 def _most(chosen: Tensor, vocabulary: list[str]) -> list[str]:
@@ -141,9 +141,15 @@ def figure(rows: Rows) -> Figure:
         left.plot(
             LEVELS, cell[f"{TRAINED} below"][0], color=look.colour, ls=look.line, label=f"p after training, d = {d}"
         )
-    left.plot(LEVELS, last[f"{TRAINED} below_hat"][0], color="black", lw=1, label="the solution of (9)")
+    left.plot(
+        LEVELS,
+        last[f"{TRAINED} below_hat"][0],
+        color="black",
+        lw=1,
+        label=f"the solution of (9), d = {rows.values('d')[-1]}",
+    )
     left.set(xscale="log", yscale="log", xlabel="margin of a pair over γ*", ylabel="share of pairs below")
-    left.set_title("no pair may lie left of 1")
+    left.set_title("no pair of the solution lies left of 1")
     places = np.arange(len(rows.values("d")))
     for k, (look, stage) in enumerate(zip(SERIES, (START, TRAINED))):
         for shift, name, marker in ((-0.1, "cosine", "o"), (0.1, "efficiency", "s")):
@@ -214,7 +220,7 @@ def checks(rows: Rows) -> list[Check]:
                 now["accuracy"],
                 0.5,
                 note=f"of the selected words alone, the limit ‖p‖ → ∞, {now['hard accuracy']:.3f}; the median weight "
-                f"of the selected word is {now['weight']:.3f}; {now['complete']:.1%} of the reviews have a completely "
+                f"of the selected word is {now['weight']:.3f}; {now['complete']:.2%} of the reviews have a completely "
                 "positive or negative word",
                 extra=True,
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ def last_layer(model: TextTransformer, texts: Texts) -> LastLayer:
     with capture(model, seen.append):
         model(texts.tokens.long(), texts.lengths)
     Z, X = (x.double() for x in seen[-1].hidden() if x is not None)
-    block, before = model.double().blocks[-1], model.blocks[-2]
+    before, block = cast("list[Any]", list(model.double().blocks))[-2:]
     z, d = Z[:, 0], X.shape[-1]
     of_query, of_key, of_value = block.qkv.weight.chunk(3)
     W = of_key.mT @ of_query / d**0.5
