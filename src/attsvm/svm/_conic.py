@@ -27,9 +27,8 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.geometry import Blocks, Geometry
-from attsvm.svm._corrector import cholesky_solve
 from attsvm.svm._nuclear import lowest_eigenvalue, metric, reduce_columns, symmetric
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
 from attsvm.svm._second import has_vectors, solve_groups
 from attsvm.svm._wide import is_wide
 
