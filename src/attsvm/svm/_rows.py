@@ -148,6 +148,14 @@ class System:
         shortest = self.b / self.b.square().sum(1, keepdim=True)
         return torch.where(total > 0, self.inequality / total, shortest)
 
+    def balanced_multipliers(self) -> Tensor:
+        """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities: what they ask for may differ by
+        many decades."""
+        least = 1e-10 * self.b.amax(1, keepdim=True)
+        share = torch.where(self.inequality, 1 / torch.maximum(self.b, least), 0.0)
+        share = share / (share * self.b).sum(1, keepdim=True)
+        return torch.where(self.inequality.any(1, keepdim=True), share, self.equal_multipliers())
+
     def least_margin(self, AW: Tensor) -> Tensor:
         """The smallest AW/b of the inequalities, (B,); infinite where there are none."""
         return (AW / self.b).where(self.inequality, torch.inf).amin(1)
