@@ -20,7 +20,7 @@ from torch.nn.functional import softplus
 
 from attsvm import LinearHead, Lp, TokenData, sphere
 from attsvm.dynamics import Adam, Gaussian, Lion, Muon, RMSprop, Steepest, train
-from attsvm.geometry import Spectral
+from attsvm.geometry import Group, Nuclear, Spectral
 
 CASES = [("W", 1.75), ("W", 2.0), ("W", 3.0), ("KQ", 2.0), ("joint", 1.75), ("joint", 2.0), ("joint", 3.0)]
 BLOCKS = {
@@ -115,6 +115,8 @@ RULES = {
     "adam, batch 3": (Adam(), 0.5),
     "lion": (Lion(), 0.5),
     "spectral": (Steepest(Spectral()), 0.25),
+    "nuclear": (Steepest(Nuclear()), 0.25),
+    "group": (Steepest(Group("rows")), 0.5),
     "muon": (Muon(), 0.25),
     "muon, Newton-Schulz": (Muon(newton_schulz=5), 0.25),
 }

@@ -14,18 +14,21 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 class _Adam(Optimizer):
     """Adam's direction of a gradient; what is done with it is `_move`'s."""
 
+    @torch.no_grad()
     def __init__(self, params: Iterable[Any], lr: float, **options: float) -> None:
         super().__init__(params, {"lr": lr, **options})
+        for group in self.param_groups:
+            for w in group["params"]:
+                state = self.state[w]
+                state["step"] = 0
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+                self._start(w, state, group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for w in group["params"]:
                 state = self.state[w]
-                if not state:
-                    state["step"] = 0
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
-                    self._start(w, state, group)
                 grad = self._gradient(w, state, group)
                 state["step"] += 1
                 t, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
@@ -74,20 +77,21 @@ class AdaBreg(_Adam):
 
 
 class PAdam(_Adam):
-    """AdamW with a decoupled decay of ‖w‖_q^q, q < 1, in the implicit form that stays stable at 0."""
+    """Adam with a decoupled decay of λ‖w‖_q^q in the form that stays stable at 0: after the step the weight is divided
+    by 1 + lr·λ·q·|w|^(q−2), with the w before the step. A weight that is 0 stays 0."""
 
     def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        w.sub_(direction, alpha=group["lr"])
-        q = group["q"]
-        w.div_(1 + group["lr"] * group["decay"] * q * (w.abs() + 1e-12) ** (q - 2))
+        size = w.abs() ** (2 - group["q"])
+        w.sub_(direction, alpha=group["lr"]).mul_(size / (size + group["lr"] * group["decay"] * group["q"]))
 
 
 class Muon(Optimizer):
     """torch.optim.Muon with match_rms_adamw, matrices of one shape orthogonalised together: many small products take
-    far longer than few large ones. A group with `adam` takes AdamW's step instead, at `adam` times the lr."""
+    far longer than few large ones. A group with `adam` takes AdamW's step instead, at `adam` times the lr. With p < 2
+    the same step is taken in the mirror variable sign(w)|w|^(p−1)."""
 
     def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "adam": None})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "adam": None, "p": 2.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -100,6 +104,8 @@ class Muon(Optimizer):
                 state = self.state[w]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(w)
+                    if group["p"] != 2:
+                        state["mirror"] = w.sign() * w.abs() ** (group["p"] - 1)
                 buffer = state["momentum_buffer"].lerp_(w.grad, 1 - group["momentum"])
                 update, wide = w.grad.lerp(buffer, group["momentum"]), w.shape[0] <= w.shape[1]
                 least, most = sorted(w.shape)
@@ -107,9 +113,12 @@ class Muon(Optimizer):
         for (_, most), rows in by_shape.items():
             orthogonal = newton_schulz(torch.stack([update for _, update, _ in rows]).bfloat16())
             for (w, _, group), update in zip(rows, orthogonal):
-                w.mul_(1 - group["lr"] * group["weight_decay"])
                 update = update if w.shape == update.shape else update.T
-                w.add_(update, alpha=-group["lr"] * 0.2 * most**0.5)
+                moved = self.state[w].get("mirror", w)
+                moved.mul_(1 - group["lr"] * group["weight_decay"])
+                moved.add_(update, alpha=-group["lr"] * 0.2 * most**0.5)
+                if moved is not w:
+                    w.copy_(moved.sign() * moved.abs() ** (1 / (group["p"] - 1)))
 
     def _adam(self, w: Tensor, lr: float, weight_decay: float) -> None:
         assert w.grad is not None

@@ -1,21 +1,31 @@
-"""Texts as one stream of word pieces for each split, in a compressed .npz of uint16.
+"""Texts as one stream of tokens for each split, and images, in compressed .npz files.
 
     python benchmarks/sparse/corpora.py DATA OUT
 
-reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz and DATA/bert-base-uncased/tokenizer.json and writes OUT/imdb.npz and
-OUT/wikitext-2.npz. Splits: "train"; "validation", by which settings are chosen; "test", which is reported. IMDB's
-validation and test are 1,500 texts each of its test split, drawn once, none of which is in its train split.
+reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
+writes OUT/imdb.npz, OUT/wikitext-2.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by which settings are
+chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split, drawn once, none
+of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its
+train split, so that the head is small. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are
+for validation.
 """
+
+from __future__ import annotations
 
 import gzip
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 DRAWN = 1500
-SEPARATOR = "[SEP]"
+SEPARATOR, UNKNOWN = "[SEP]", "[UNK]"
+BYTE_PAIRS = 4096
 
 
 def imdb_texts(path: Path) -> dict[str, list[str]]:
@@ -36,15 +46,33 @@ def wikitext(folder: Path) -> dict[str, list[str]]:
     found = {}
     for name, file in (("train", "train"), ("validation", "valid"), ("test", "test")):
         with gzip.open(folder / f"{file}.txt.gz", "rt", encoding="utf-8") as lines:
-            found[name] = [line.strip().replace("<unk>", "[UNK]") for line in lines if line.strip()]
+            found[name] = [line.strip().replace("<unk>", UNKNOWN) for line in lines if line.strip()]
     return found
 
 
-def encode(texts: list[str], tokenizer: Path) -> np.ndarray:
-    """All texts one behind another, each followed by the separator."""
+def bert(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    pieces = Tokenizer.from_file(str(tokenizer))
+    return Tokenizer.from_file(str(path))
+
+
+def byte_pairs(texts: list[str]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=BYTE_PAIRS,
+        special_tokens=[SEPARATOR, UNKNOWN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieces.train_from_iterator(texts, trainer)
+    return pieces
+
+
+def encode(texts: list[str], pieces: Tokenizer) -> np.ndarray:
+    """All texts one behind another, each followed by the separator."""
     pieces.no_padding()
     pieces.no_truncation()
     separator = pieces.token_to_id(SEPARATOR)
@@ -55,13 +83,36 @@ def encode(texts: list[str], tokenizer: Path) -> np.ndarray:
     return np.array(stream, dtype=np.uint16)
 
 
+def cifar10(path: Path, side: int = 16, held_out: int = 5000) -> dict[str, np.ndarray]:
+    """Images of bytes (count, side, side, 3) and labels of every split."""
+    import io
+
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    table = pq.read_table(path, columns=["image", "label", "split"]).to_pydict()
+    whole = np.stack([np.asarray(Image.open(io.BytesIO(code)).convert("RGB")) for code in table["image"]])
+    part = whole.shape[1] // side
+    images = whole.reshape(-1, side, part, side, part, 3).mean((2, 4)).round().astype(np.uint8)
+    labels, split = np.array(table["label"], dtype=np.int8), np.array(table["split"])
+    order = np.random.default_rng(0).permutation(np.flatnonzero(split == "train"))
+    where = {"train": order[held_out:], "validation": order[:held_out], "test": np.flatnonzero(split == "test")}
+    pairs = ({name: images[i], f"{name}_labels": labels[i]} for name, i in where.items())
+    return {name: array for pair in pairs for name, array in pair.items()}
+
+
 def main(data: Path, out: Path) -> None:
-    tokenizer = data / "bert-base-uncased" / "tokenizer.json"
     out.mkdir(parents=True, exist_ok=True)
-    for name, splits in (("imdb", imdb_texts(data / "imdb.parquet")), ("wikitext-2", wikitext(data / "wikitext-2"))):
-        streams = {split: encode(texts, tokenizer) for split, texts in splits.items()}
+    wiki = wikitext(data / "wikitext-2")
+    corpora = {
+        "imdb": (imdb_texts(data / "imdb.parquet"), bert(data / "bert-base-uncased" / "tokenizer.json")),
+        "wikitext-2": (wiki, byte_pairs(wiki["train"])),
+    }
+    for name, (splits, pieces) in corpora.items():
+        streams = {split: encode(texts, pieces) for split, texts in splits.items()}
         np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
+    np.savez_compressed(out / "cifar10-16.npz", **cifar10(data / "cifar10.parquet"))  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
         --known benchmarks/results/sparse/rows.parquet --workers 4 --seconds 550
     python benchmarks/sparse/tables.py new.jsonl
 
-A line of the plan is a Family; "lr": "best@0.9" is the learning rate with the smallest validation loss among the rows
-of seed 0 with this method and these options at 90% zeros. Runs whose row is there are skipped, so that the plan is
-resumed after a stop, and it may grow while it is worked on.
+A line of the plan is a Family. "lr" may be a list: the grid of rates to try, which grows while its best rate lies at
+its edge. "lr": "best@0.9" is the rate with the smallest validation loss among the rows of seed 0 with this method and
+these options at 90% zeros. Runs whose row is there are skipped, so that the plan is resumed after a stop, and it may
+grow while it is worked on.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ import torch
 import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from training import Corpus, Family, Shape, loss_of, make_model, train_family
-
-from attsvm.models import GPT
+from samples import SHAPES, Corpus, Images, Samples, Shape
+from training import Family, loss_of, make_model, train_family
 
 SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
@@ -39,7 +39,9 @@ def read_rows(path: Path, known: Path | None = None) -> list[dict[str, Any]]:
     if known is not None:
         import pyarrow.parquet as pq
 
-        kept = [row | {"options": json.loads(row["options"])} for row in pq.read_table(known).to_pylist()]
+        for row in pq.read_table(known).to_pylist():
+            there = {name: value for name, value in row.items() if value is not None}
+            kept.append(there | {"options": json.loads(row["options"])})
     return kept + ([json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else [])
 
 
@@ -48,47 +50,93 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
 
 
-def resolve(entry: dict[str, Any], rows: list[dict[str, Any]]) -> Family | None:
-    """The family of a line of the plan; None while its learning rate is not known."""
+SAME = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied")
+FACTOR, MOST_ADDED = 1.7, 3  # the grid of rates grows by this factor while its best rate lies at its edge
+
+
+def families(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[Family]:
+    """The runs of a line of the plan; none while its learning rate is not known."""
     lr = entry["lr"]
-    if isinstance(lr, str):
-        share = float(lr.removeprefix("best@"))
-        keys = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied")
-        usual = {key: getattr(Family("", 0.0, 0), key) for key in keys}
-        wanted = {**usual, **entry, **entry.get("tuned_as", {})}
-        tuned = [
-            row
-            for row in rows
-            if row["seed"] == 0 and row["note"] == "tune" and row["sparsity"] == share
-            if all(row.get(key, usual[key]) == wanted[key] for key in keys)
-        ]
-        if len(tuned) < entry.get("tuned", 4):
-            return None
-        lr = min(tuned, key=lambda row: row["validation"] if math.isfinite(row["validation"]) else math.inf)["lr"]
+    if isinstance(lr, list):
+        rates = grid(entry, rows)
+    elif isinstance(lr, str):
+        found = chosen({**entry, **entry.get("tuned_as", {})}, float(lr.removeprefix("best@")), rows)
+        rates = [] if found is None else [found]
+    else:
+        rates = [lr]
     known = {key: value for key, value in entry.items() if key not in ("tuned", "tuned_as")}
-    return Family(**{**known, "lr": lr, "sparsities": tuple(entry["sparsities"])})
+    return [Family(**{**known, "lr": lr, "sparsities": tuple(entry["sparsities"])}) for lr in rates]
+
+
+def tuned(entry: dict[str, Any], share: float, rows: list[dict[str, Any]]) -> dict[float, float]:
+    """Rates that were tried, with their validation losses."""
+    usual = {key: getattr(Family("", 0.0, 0), key) for key in SAME}
+    wanted = {**usual, **entry}
+    return {
+        row["lr"]: row["validation"] if math.isfinite(row["validation"]) else math.inf
+        for row in rows
+        if row["seed"] == 0 and row["note"] == "tune" and row["sparsity"] == share and row.get("clip", 1.0) == 1.0
+        if all(row.get(key, usual[key]) == wanted[key] for key in SAME)
+    }
+
+
+def chosen(entry: dict[str, Any], share: float, rows: list[dict[str, Any]]) -> float | None:
+    """The rate with the smallest loss, if enough were tried and it does not lie at the edge of them."""
+    tried = tuned(entry, share, rows)
+    if len(tried) < entry.get("tuned", 4):
+        return None
+    best = min(tried, key=lambda rate: tried[rate])
+    inside = min(tried) < best < max(tried) or len(tried) >= entry.get("tuned", 4) + MOST_ADDED
+    return best if inside else None
+
+
+def grid(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[float]:
+    """The rates of a line, and once they are through those beyond the edge at which the best one lies."""
+    rates = list(entry["lr"])
+    for share in entry["sparsities"]:
+        tried = tuned(entry, share, rows)
+        if all(rate in tried for rate in rates) and len(tried) < len(entry["lr"]) + MOST_ADDED:
+            best = min(tried, key=lambda rate: tried[rate])
+            if best == min(tried):
+                rates.append(float(f"{best / FACTOR:.2g}"))
+            elif best == max(tried):
+                rates.append(float(f"{best * FACTOR:.2g}"))
+    return list(dict.fromkeys(rates))
+
+
+def read_samples(arguments: argparse.Namespace, name: str, device: str) -> Samples:
+    path = arguments.tokens / f"{name}.npz"
+    if name in SHAPES and SHAPES[name].patch:
+        return Images(path, device)
+    corpus = Corpus(path, device)
+    if arguments.tiny:
+        corpus.streams = {split: stream[:12000] % 512 for split, stream in corpus.streams.items()}
+    return corpus
 
 
 def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    shape = TINY if arguments.tiny else SMALL if arguments.small else Shape()
-    corpora: dict[str, Corpus] = {}
-    models: dict[bool, GPT] = {}  # of each kind one, which its compiled code is for
-    losses = loss_of if arguments.eager else torch.compile(loss_of)
+    # Every kind of model is compiled for its own sizes.
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    corpora: dict[str, Samples] = {}
+    models: dict[tuple[Shape, bool], torch.nn.Module] = {}  # of each kind one, which its compiled code is for
+    compiled = torch.compile(loss_of)
     while (task := tasks.get()) is not None:
         family, done = task
         try:
             if family.corpus not in corpora:
-                corpora[family.corpus] = Corpus(Path(arguments.tokens) / f"{family.corpus}.npz", device)
-                if arguments.tiny:
-                    streams = corpora[family.corpus].streams
-                    corpora[family.corpus].streams = {k: v[:12000] % 512 for k, v in streams.items()}
+                corpora[family.corpus] = read_samples(arguments, family.corpus, device)
             corpus = corpora[family.corpus]
-            if family.tied not in models:
-                models[family.tied] = make_model(shape, family.tied).to(device)
-            model = models[family.tied]
+            shape = TINY if arguments.tiny else SMALL if arguments.small else SHAPES[family.corpus]
+            if family.width:
+                shape = replace(shape, width=family.width, heads=max(family.width // 64, 1))
+            if (shape, family.tied) not in models:
+                models[shape, family.tied] = make_model(shape, family.tied).to(device)
+            model = models[shape, family.tied]
+            losses = loss_of if arguments.eager or family.width else compiled  # for short runs compiling takes too long
             settings = {k: v for k, v in asdict(family).items() if k != "sparsities"}
             rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:
@@ -96,6 +144,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             answers.put(("end", None, None))
         except Exception:
             answers.put(("failed", asdict(family), traceback.format_exc()))
+            return  # what the GPU holds may be damaged: a new process goes on
 
 
 def main() -> None:
@@ -127,10 +176,7 @@ def main() -> None:
     def dispatch() -> bool:
         rows = read_rows(arguments.rows, arguments.known)
         done = {replace_keys(row) for row in rows}
-        for entry in read_plan(arguments.plan):
-            family = resolve(entry, rows)
-            if family is None:
-                continue
+        for family in (family for entry in read_plan(arguments.plan) for family in families(entry, rows)):
             left = tuple(s for s in family.sparsities if family.key(s) not in done | taken)
             if left:
                 taken.update(family.key(s) for s in left)
@@ -156,6 +202,8 @@ def main() -> None:
             running -= 1
             if kind == "failed":
                 print("FAILED", row, text, flush=True)
+                processes.append(mp.Process(target=work, args=(tasks, answers, arguments), daemon=True))
+                processes[-1].start()
     for process in processes:
         process.kill()
 

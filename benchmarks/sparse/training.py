@@ -1,4 +1,4 @@
-"""Train a GPT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
+"""Train a GPT or a ViT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,12 +18,15 @@ from torch.optim import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from baselines import AdaBreg, Muon, PAdam, PowerpropAdam
+from samples import Samples, Shape
 
-from attsvm.models import GPT
+from attsvm.models import GPT, ViT
 from attsvm.optim import GradualPruning, MirrorAdam, param_groups
 
-VOCABULARY = 30592  # BERT's 30,522 word pieces, to a multiple of 64 for the matrix units
 ONE_SHOT = (0.5, 0.7, 0.8, 0.9)
+
+
+Losses = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,61 +48,27 @@ class Family:
     start: float = 0.2
     end: float = 0.75
     init: str = "gpt2"  # or "torch": as nn.Linear starts
+    width: int = 0  # 0: that of the corpus's shape
+    scale: float = 1.0  # of all matrices at their start
     note: str = "main"
 
     def key(self, sparsity: float) -> str:
-        parts = {k: v for k, v in asdict(self).items() if k not in ("sparsities", "note")}
-        return repr(sorted({**parts, "options": sorted(self.options.items()), "sparsity": sparsity}.items()))
+        parts = {k: _plain(v) for k, v in asdict(self).items() if k not in ("sparsities", "note", "options")}
+        options = sorted((k, _plain(v)) for k, v in self.options.items())
+        return repr(sorted({**parts, "options": options, "sparsity": float(sparsity)}.items()))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The model and its batches."""
-
-    width: int = 384
-    layers: int = 6
-    heads: int = 6
-    length: int = 256
-    batch: int = 64
-    every: int = 50
-    vocabulary: int = VOCABULARY
-    most_evaluated: int = 10**9  # tokens of a split
+def _plain(value: Any) -> Any:
+    """Whole numbers as floats, as they are kept."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-class Corpus:
-    """Streams of tokens on the device."""
-
-    def __init__(self, path: Path, device: str) -> None:
-        with np.load(path) as streams:
-            self.streams = {name: torch.from_numpy(streams[name].astype(np.int32)).to(device) for name in streams.files}
-
-    def batches(self, shape: Shape, seed: int) -> Iterator[Tensor]:
-        """Windows of the train stream in random order, from another offset in every epoch, for ever."""
-        stream, size = self.streams["train"], shape.length + 1
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            offset = int(torch.randint(shape.length, (), generator=generator))
-            count = (len(stream) - offset - 1) // shape.length
-            order = torch.randperm(count, generator=generator).to(stream.device)
-            places = torch.arange(size, device=stream.device)
-            for i in range(0, count - shape.batch + 1, shape.batch):
-                yield stream[offset + order[i : i + shape.batch, None] * shape.length + places].long()
-
-    def steps(self, shape: Shape, epochs: float) -> int:
-        return int(epochs * (len(self.streams["train"]) // shape.length // shape.batch))
-
-    def windows(self, split: str, shape: Shape) -> Tensor:
-        stream = self.streams[split][: shape.most_evaluated]
-        count = (len(stream) - 1) // shape.length
-        places = torch.arange(shape.length + 1, device=stream.device)
-        return stream[torch.arange(count, device=stream.device)[:, None] * shape.length + places].long()
-
-
-def loss_of(model: GPT, tokens: Tensor, total: bool = False) -> Tensor:
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross-entropy of what is to be predicted: next tokens, or classes of images."""
+    x, y = batch
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
         logits = model(x)
-    return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum" if total else "mean")
+    return F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
 
 
 def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optimizer]:
@@ -111,7 +79,7 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     o, lr, decay = dict(family.options), family.lr, family.weight_decay
     on_cuda = next(model.parameters()).is_cuda
     for group in matrices:
-        group["p"] = float(o.get("p", 2.0))
+        group["p"] = float(o.get("p_from", o.get("p", 2.0)))
     if family.method in ("adamw", "rigl"):
         main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
@@ -130,21 +98,18 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
 
 
-def make_model(shape: Shape, tied: bool) -> GPT:
-    return GPT(
-        vocabulary=shape.vocabulary,
-        length=shape.length,
-        width=shape.width,
-        layers=shape.layers,
-        heads=shape.heads,
-        tied=tied,
-    )
+def make_model(shape: Shape, tied: bool) -> GPT | ViT:
+    common: dict[str, Any] = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
+    if shape.patch:
+        sizes = {"size": shape.length, "patch": shape.patch, "hidden": 2 * shape.width, "classes": shape.vocabulary}
+        return ViT(**common, **sizes, dropout=shape.dropout)
+    return GPT(**common, vocabulary=shape.vocabulary, length=shape.length, dropout=shape.dropout, tied=tied)
 
 
 def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Family) -> list[dict[str, Any]]:
     """Muon is for hidden matrices: a head of its own gets Adam's step at the rate of the rest, inside Muon, so that it
     is pruned with the others."""
-    assert isinstance(model, GPT)
+    assert isinstance(model, GPT | ViT)
     if model.head is None:
         return matrices
     head, groups = model.head.weight, []
@@ -154,49 +119,62 @@ def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Fami
     return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
 
 
+def start_model(shape: Shape, family: Family) -> GPT | ViT:
+    torch.manual_seed(family.seed)
+    model = make_model(shape, family.tied)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                if family.init == "torch":
+                    module.reset_parameters()
+                module.weight.mul_(family.scale)
+    return model
+
+
 def train_family(
     family: Family,
-    corpus: Corpus,
+    corpus: Samples,
     shape: Shape,
-    losses: Callable[[GPT, Tensor], Tensor] = loss_of,
-    model: GPT | None = None,
+    losses: Losses = loss_of,
+    model: nn.Module | None = None,
     *,
     fused: bool = True,
     done: Collection[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """One row for each share of zeros. `model`, if given, is trained in place of a new one (its weights are reset)."""
-    device = corpus.streams["train"].device
-    torch.manual_seed(family.seed)
-    fresh = make_model(shape, family.tied)
-    if family.init == "torch":
-        for module in fresh.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-    model = fresh.to(device) if model is None else model
-    model.load_state_dict(fresh.state_dict())
-    torch.manual_seed(family.seed)
+    fresh = start_model(shape, family)
+    trained = fresh.to(corpus.device) if model is None else model
+    start_weights = copy.deepcopy(fresh.state_dict())
     total = corpus.steps(shape, family.epochs)
     common = round(family.start * total) - 1 if _can_share(family) else 0
-    run = _Run(family, corpus, shape, losses, model, total, fused)
+
+    def from_start() -> _Run:
+        trained.load_state_dict(start_weights)
+        torch.manual_seed(family.seed)
+        return _Run(family, corpus, shape, losses, trained, total, fused)
+
+    run = from_start()
     run.advance(common)
     start = run.snapshot() if common else None
     for sparsity in family.sparsities:
         if family.key(sparsity) in done:
             continue
         if start is None:
-            model.load_state_dict(fresh.state_dict())
-            run = _Run(family, corpus, shape, losses, model, total, fused)
+            run = from_start()
         else:
             run.restore(start)
+        if "muon_until" in family.options:
+            run.advance_by_muon(float(family.options["muon_until"]), float(family.options["muon_lr"]))
         pruning = _pruning(run.optimizers[0], family, sparsity, total, shape)
         if pruning is not None:
             pruning.count = run.count
         run.advance(total, pruning)
-        yield {"sparsity": sparsity, **run.measures(sparsity == 0 and family.method not in ("rigl", "adabreg"))}
+        one_shot = sparsity == 0 and family.note in ("main", "tune") and family.method != "adabreg"
+        yield {"sparsity": sparsity, **run.measures(one_shot)}
 
 
 def _can_share(family: Family) -> bool:
-    return len(family.sparsities) > 1 and family.method != "rigl"
+    return len(family.sparsities) > 1 and family.method != "rigl" and "muon_until" not in family.options
 
 
 def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape) -> GradualPruning | None:
@@ -204,7 +182,7 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
         return None
     schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}
     if family.method == "rigl":
-        schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3}
+        schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
     elif "regrow" in family.options:
         schedule["regrow"] = family.options["regrow"]
     if "scope" in family.options:
@@ -216,23 +194,25 @@ class _Run:
     def __init__(
         self,
         family: Family,
-        corpus: Corpus,
+        corpus: Samples,
         shape: Shape,
-        losses: Callable[[GPT, Tensor], Tensor],
-        model: GPT,
+        losses: Losses,
+        model: nn.Module,
         total: int,
         fused: bool,
     ) -> None:
         self.family, self.corpus, self.shape, self.losses, self.model = family, corpus, shape, losses, model
-        self.total, self.fused = total, fused
+        self.total, self.fused, self.lr = total, fused, family.lr
         self.optimizers = make_optimizers(model, family, fused)
         self.batches = corpus.batches(shape, 1000 + family.seed)
-        self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.streams["train"].device)
+        self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.device)
 
     def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
-        began, rates = time.perf_counter(), (self.family.lr, self.family.rest_lr)
+        began, rates = time.perf_counter(), (self.lr, self.family.rest_lr)
         self.model.train()
         while self.count < until:
+            if "p_from" in self.family.options and self.count % self.shape.every == 0:
+                self._lower_p()
             factor = self._factor(self.count)
             for optimizer, lr in zip(self.optimizers, rates):
                 for group in optimizer.param_groups:
@@ -252,6 +232,21 @@ class _Run:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
 
+    def advance_by_muon(self, share: float, lr: float) -> None:
+        """Muon's steps at first; then the family's own method goes on from its weights, with new moments."""
+        own, by_muon = self.optimizers, replace(self.family, method="muon", options={}, lr=lr)
+        self.optimizers, self.lr = make_optimizers(self.model, by_muon, self.fused), lr
+        self.advance(round(share * self.total))
+        self.optimizers, self.lr = [own[0], self.optimizers[1]], self.family.lr
+
+    def _lower_p(self) -> None:
+        """From `p_from` to `p` along a line, while weights are pruned."""
+        f = self.family
+        done = min(max(self.count / self.total - f.start, 0) / (f.end - f.start), 1)
+        first, last = float(f.options["p_from"]), float(f.options["p"])
+        for group in self.optimizers[0].param_groups:
+            group["p"] = first + (last - first) * done
+
     def _factor(self, count: int) -> float:
         warm = self.family.warmup * self.total
         if count < warm:
@@ -264,9 +259,10 @@ class _Run:
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         weights, states, self.count, self.seconds = saved
+        torch.manual_seed(10_000 + self.family.seed)  # of dropout from here on
         self.recent = torch.zeros_like(self.recent)
-        self.model.load_state_dict(weights)
         self.optimizers = make_optimizers(self.model, self.family, self.fused)  # without hooks of another share
+        self.model.load_state_dict(weights)
         for optimizer, state in zip(self.optimizers, states):
             optimizer.load_state_dict(copy.deepcopy(state))
         self.batches = self.corpus.batches(self.shape, 1000 + self.family.seed)
@@ -280,6 +276,7 @@ class _Run:
         found: dict[str, Any] = {
             "validation": self.evaluate("validation"),
             "test": self.evaluate("test"),
+            **({"accuracy": self.accuracy()} if self.shape.patch else {}),
             "train": self.recent.item(),
             "zeros": (flat == 0).double().mean().item(),
             "steps": self.count,
@@ -298,13 +295,17 @@ class _Run:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> float:
-        """Mean cross-entropy of a token, in nats."""
+        """Mean cross-entropy of a token or an image, in nats."""
         self.model.eval()
-        windows = self.corpus.windows(split, self.shape)
-        sums = torch.zeros((), dtype=torch.float64, device=windows.device)
-        count = 0
-        for i in range(0, len(windows) - self.shape.batch + 1, self.shape.batch):
-            sums += self.losses(self.model, windows[i : i + self.shape.batch]).double()
-            count += 1
+        found = [self.losses(self.model, batch).double() for batch in self.corpus.evaluation(split, self.shape)]
         self.model.train()
-        return (sums / max(count, 1)).item()
+        return torch.stack(found).mean().item()
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """The share of test images that are classified rightly."""
+        self.model.eval()
+        batches = self.corpus.evaluation("test", self.shape)
+        right = [(self.model(x).argmax(1) == y).double().mean() for x, y in batches]
+        self.model.train()
+        return torch.stack(right).mean().item()

@@ -10,10 +10,15 @@ import matplotlib.pyplot as plt
 import torch
 
 import attsvm
-from attsvm.dynamics import Adam
 
 data = attsvm.sphere(6, 8, 10, trials=10, seed=2)
-rules = {"GD": "gd", "sign": "sign", "spectral": "spectral", "Adam (0.9, 0.95)": Adam(beta2=0.95), "Muon": "muon"}
+rules = {
+    "GD": "gd",
+    "sign": "sign",
+    "spectral": "spectral",
+    "Adam (0.9, 0.95)": attsvm.Adam(beta2=0.95),
+    "Muon": "muon",
+}
 norms = ["l2", "linf", "spectral"]
 
 # %%

@@ -24,7 +24,22 @@ from attsvm.data import (
     sphere,
 )
 from attsvm.diagnostics import Verdict, verdict
-from attsvm.dynamics import Gaussian, Growing, MirrorDescent, Near, Trajectory, train
+from attsvm.dynamics import (
+    Adam,
+    Batches,
+    Decaying,
+    Gaussian,
+    Growing,
+    Lion,
+    MirrorDescent,
+    Muon,
+    Near,
+    RMSprop,
+    Rule,
+    Steepest,
+    Trajectory,
+    train,
+)
 from attsvm.errors import AttsvmError
 from attsvm.geometry import (
     Frobenius,
@@ -94,7 +109,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Adam",
     "AttsvmError",
+    "Batches",
+    "Decaying",
     "Frobenius",
     "Gaussian",
     "Geometry",
@@ -103,6 +121,7 @@ __all__ = [
     "Head",
     "Hybrid",
     "LinearHead",
+    "Lion",
     "Loss",
     "Lp",
     "MLPHead",
@@ -110,14 +129,18 @@ __all__ = [
     "MarginProblem",
     "MaxMargin",
     "MirrorDescent",
+    "Muon",
     "Near",
     "Nuclear",
     "Part",
     "QuadraticHead",
+    "RMSprop",
     "RegularizationPath",
+    "Rule",
     "Schatten",
     "Spectral",
     "Status",
+    "Steepest",
     "TokenData",
     "Trajectory",
     "Verdict",

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from command_line import run
 from made_texts import make_texts
 from pyarrow import csv, parquet
-from test_cli import run
 
 from attsvm.cli import main
 from attsvm.text import AttentionTextClassifier

@@ -23,6 +23,7 @@ from attsvm.dynamics import (
     Steepest,
     Trajectory,
 )
+from attsvm.dynamics._optimizers import unit_step
 from attsvm.geometry import Group, Lp, Nuclear, Schatten, Spectral
 
 STEPS = 5
@@ -168,6 +169,16 @@ def test_polar_steps_against_many_digits(rule: Rule, size: float) -> None:
             off = reference.exact(run.records["W"][k + 1, 0].numpy()) - W
             # A polar factor is as uncertain as the ratio of the singular values makes it.
             assert reference.norm(off) <= eta * (k + 1) * (1e-10 + 1e-14 * s[0] / s[3])
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("groups", ["rows", "columns"])
+def test_steps_in_their_own_layout_are_dual_units(groups: str, largest: bool) -> None:
+    geometry = Group(groups, largest)
+    G = Gaussian(1.0).draw(torch.arange(7), {"G": (4, 5)})["G"]
+    G[1], G[2, 1], G[3, :, 2], G[4] = 0.0, 0.0, 1e-200, 1.0
+    for norm in (geometry, Lp(1.5), Lp(2), Lp(3), Lp(20)):
+        torch.testing.assert_close(unit_step(norm, G.movedim(0, -1)).movedim(-1, 0), norm.dual_unit(G))
 
 
 def test_muon_and_spectral_steps_are_polar_factors() -> None:

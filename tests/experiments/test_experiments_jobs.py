@@ -66,6 +66,15 @@ def test_command_line(tmp_path: Path) -> None:
     assert isinstance(wrong.exception, AttsvmError)
 
 
+def test_batches_that_two_experiments_share_are_counted_once(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command("reproduce")(reproduce_command)
+    folder = tmp_path / "jobs"
+    twins = ["md-fig6", "md-fig7", "--quick", "--quiet", "--out", str(tmp_path / "rows"), "--jobs", str(folder)]
+    said = CliRunner().invoke(app, twins).output
+    assert said.startswith(f"{len(list(folder.glob('*.json')))} batches wait")
+
+
 def test_jobs_need_torch_and_numpy_alone() -> None:
     """Where figures, tables and the command line cannot be imported, jobs still can, with all of the catalog."""
     hidden = ["matplotlib", "pyarrow", "typer", "rich", "jinja2", "sklearn", "scipy", "tokenizers"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attsvm.experiments import CATALOG, Check, Rows
+from attsvm.experiments.catalog import heads_classes, heads_kq, layers_svm
 
 SHORT: dict[str, dict[str, Any]] = {
     "map-adam": {"horizon": 330},
@@ -17,11 +18,17 @@ SHORT: dict[str, dict[str, Any]] = {
     "map-p": {},
     "ntp-svm": {"horizon": 120},
     "ntp-graph": {"horizon": 120},
+    "heads-kq": {},
+    "heads-classes": {},
+    "layers-svm": {},
 }
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str) -> None:
+def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(heads_kq, "STEPS", 40)
+    monkeypatch.setattr(heads_classes, "RULES", {name: (*rule[:3], 40) for name, rule in heads_classes.RULES.items()})
+    monkeypatch.setattr(layers_svm, "RECORDED", [30, 60])
     experiment = CATALOG[name]
     cells = experiment.cells(False)
     params = {**cells[-1 if name != "map-adam" else 0], **SHORT[name]}
@@ -36,3 +43,16 @@ def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str) -> No
     found = experiment.checks(rows)
     assert found
     assert all(isinstance(check, Check) and check.name for check in found)
+
+
+def test_runs_of_two_and_of_four_heads_are_checked_together() -> None:
+    experiment = CATALOG["heads-svm"]
+    numbers = ("spread", "same_tokens", "difference", "optimal")
+    rows = Rows(
+        [
+            (cell, {"error": np.zeros((3, cell["heads"])), **{name: np.ones(3) for name in numbers}})
+            for cell in experiment.cells(False)
+        ]
+    )
+    assert experiment.checks(rows)
+    assert experiment.figure(rows).axes

@@ -11,7 +11,8 @@ import pytest
 
 from attsvm import AttsvmError
 from attsvm.experiments import CATALOG, Rows, run
-from attsvm.experiments.catalog.sparse_gpt import SETTINGS, kept_rows
+from attsvm.experiments.catalog.sparse_gpt import SETTINGS
+from attsvm.experiments.sparse_rows import kept_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
@@ -21,7 +22,7 @@ SETTING = next(iter(SETTINGS))
 def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tuple[float, ...] = ()) -> str:
     import pyarrow as pa
 
-    usual: dict[str, Any] = {"corpus": "imdb", "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
+    usual: dict[str, Any] = {"corpus": "imdb", "clip": 1.0, "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
     rows = []
     for (method, share), values in losses.items():
         kind = {"method": "mirror", "options": '{"p": 1.1}'} if method == "mirror" else {"method": method}
@@ -56,6 +57,19 @@ def test_the_tuned_rate_is_the_best_by_validation(tmp_path) -> None:
     rows = rows_of(kept(tmp_path, {("adamw", 0.95): [4.0]}, tuned=(4.3, 4.2, float("nan"))))
     assert rows.where(setting=SETTING, method="AdamW", sparsity=0.9)["tuned"] == pytest.approx(5.2)
     EXPERIMENT.figure(rows).canvas.draw()
+
+
+def test_a_run_at_another_rate_than_the_chosen_one_does_not_count(tmp_path) -> None:
+    folder = Path(kept(tmp_path, {("adamw", 0.95): [4.0, 4.1, 4.2]}, tuned=(4.3,)))
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
+    for row in rows:
+        row["lr"] = 2e-3 if row["test"] == 4.1 else row["lr"]
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    kept_rows.cache_clear()
+    found = rows_of(str(folder)).where(setting=SETTING, method="AdamW", sparsity=0.95)["test"]
+    np.testing.assert_array_equal(found, [4.0, np.nan, 4.2])
 
 
 def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None:

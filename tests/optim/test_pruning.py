@@ -144,6 +144,16 @@ def test_rigl_exchanges_weights_at_a_constant_share(name):
     assert changed > 2
 
 
+def test_by_layer_every_matrix_keeps_its_share_in_an_exchange():
+    options = {"initial": 0.8, "start": 0.0, "regrow": 0.5, "scope": "layer"}
+    model, optimizer, pruning = start(OPTIMIZERS["AdamW"], **options)
+    before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
+    train(model, optimizer, pruning, range(STEPS))
+    for w, mask in pruning.masks().items():
+        assert int(mask.sum()) == pytest.approx(0.2 * mask.numel(), abs=1)
+        assert (mask & ~before[id(w)]).any()
+
+
 def test_grown_weights_have_the_largest_gradients():
     model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.8, start=0.0, end=1.0, regrow=0.2, every=5)
     train(model, optimizer, pruning, range(4))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
 from attsvm.pages import html_table
+from attsvm.progress import Tell
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
+SPACES = ("head", "tokens")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MEASURES = {
     "saturated": "share of queries that put at least {saturated:g} of their attention on one token",
@@ -195,10 +197,11 @@ def audit(
     queries: int = 16,
     competitors: int = 4,
     norms: Sequence[str] = NORMS,
+    spaces: Sequence[str] = SPACES,
     saturated: float = 0.9,
     selects: float = 0.5,
     seed: int = 0,
-    tell: Callable[[int], None] | None = None,
+    tell: Tell | None = None,
 ) -> Audit:
     """Audit every head of a model on texts.
 
@@ -212,17 +215,20 @@ def audit(
         name: of the model, for the page.
         length: longest text in tokens; the rest is cut off. 512, or what the model takes.
         batch: texts per forward pass.
-        queries: most queries of a head's margin problems. They are those that select of four times as many, which are
-            spread over the texts.
+        queries: most queries of a head's margin problems. They are the surest of four times as many, which are spread
+            over the texts.
         competitors: how many tokens, those of the next largest logits, the selected one is compared with.
         norms: of the margin problems.
+        spaces: of the margin problems: that of queries and keys ("head"), that of tokens ("tokens"), or both.
         saturated: attention on one token from which a query counts as saturated.
         selects: attention on one token from which a query selects it, and enters the margin problems.
         seed: of the sample of queries.
-        tell: is called with the number of batches done.
+        tell: is called with the number of batches done; while the margin problems are solved, also with words.
     """
     for norm in norms:
         parse_geometry(norm)
+    if unknown := set(spaces) - set(SPACES):
+        raise AttsvmError(f"spaces must be of {', '.join(SPACES)}, but got {', '.join(sorted(unknown))}.")
     for what, share in (("saturated", saturated), ("selects", selects)):
         if as_real(what, share, 0.0) > 1:
             raise AttsvmError(f"{what} must be between 0 and 1, but got {share}.")
@@ -245,8 +251,11 @@ def audit(
                     tell(done)
     if not stream.sites:
         raise AttsvmError("the model must compute softmax attention, but none was seen in its forward pass.")
+    wanted = {space: tuple(norms) if space in spaces else () for space in SPACES}
     heads = [
-        head for site in stream.sites.values() for head in _heads(site, weights.get(site.name), norms, selects, queries)
+        head
+        for site in stream.sites.values()
+        for head in _heads(site, weights.get(site.name), wanted, selects, queries)
     ]
     kept = {fact["document"] for head in heads for fact in head.support}
     return Audit(
@@ -258,6 +267,7 @@ def audit(
             "queries": queries,
             "competitors": competitors,
             "norms": list(norms),
+            "spaces": list(spaces),
             "saturated": saturated,
             "selects": selects,
             "seed": seed,
@@ -295,16 +305,18 @@ class evaluated:
             self.model.set_attn_implementation(self.attention)  # type: ignore[operator]
 
 
-def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: float, most: int) -> list[Head]:
+def _heads(
+    site: Site, weights: Weights | None, norms: dict[str, tuple[str, ...]], selects: float, most: int
+) -> list[Head]:
+    """`norms` by space; the support tokens are those of ℓ2 in the space of queries and keys in any case."""
     own = head_problem(site, selects, most)
-    of_tokens = token_problem(site, weights, selects, most)
     solved = {
-        "head": solve_all(own, tuple(dict.fromkeys(("l2", *norms)))),
-        "tokens": solve_all(of_tokens, norms),
+        "head": solve_all(own, tuple(dict.fromkeys(("l2", *norms["head"])))),
+        "tokens": solve_all(token_problem(site, weights, selects, most), norms["tokens"]),
     }
     quantiles = site.quantiles(QUANTILES)
     spectrum = None if weights is None else weights.spectrum()
-    means = {name: site.mean(name) for name in site.sums}
+    means = site.means()
     found = []
     for head in range(site.heads):
         measures = {name: float(mean[head]) for name, mean in means.items()}
@@ -314,9 +326,9 @@ def _heads(site: Site, weights: Weights | None, norms: Sequence[str], selects: f
             measures["norm"] = float(sigma.square().sum().sqrt())
             measures["stable_rank"] = float(sigma.square().sum() / sigma[0].square()) if sigma[0] > 0 else 0.0
         problems = {
-            space: {norm: by_norm[norm].facts(head) for norm in norms if norm in by_norm}
+            space: {norm: by_norm[norm].facts(head) for norm in norms[space] if norm in by_norm}
             for space, by_norm in solved.items()
-            if by_norm
+            if by_norm and norms[space]
         }
         l2 = solved["head"].get("l2")
         found.append(

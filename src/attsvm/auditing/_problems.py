@@ -18,8 +18,8 @@ GAP = 1e-3
 """Relative gap to which the largest margins are certified: enough for the digits that are shown."""
 TIE = 1e-6
 """Logit gaps below this fraction of the largest logit are ties, and no row."""
-WIDEST = 20_000
-"""Entries of W up to which norms that depend on the coordinates are solved: above, one row alone is too large."""
+LARGEST = 60_000_000
+"""Entries of all rows a ⊗ z of an attention up to which norms that depend on the coordinates are solved: 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +40,11 @@ class Problem:
     """(H, Q) which of the sampled queries they are"""
 
     @staticmethod
-    def of(A: Tensor, Z: Tensor, present: Tensor, left: Tensor, right: Tensor, most: int) -> Problem:
-        """The first `most` queries of every head that have rows."""
+    def of(A: Tensor, Z: Tensor, present: Tensor, sure: Tensor, left: Tensor, right: Tensor, most: int) -> Problem:
+        """Of the queries of every head that have rows the `most` with the largest `sure`, (H, Q)."""
         has_rows = present.any(-1)
-        query = has_rows.int().argsort(dim=1, descending=True, stable=True)[:, : min(most, int(has_rows.sum(1).max()))]
+        order = sure.masked_fill(~has_rows, -1.0).argsort(dim=1, descending=True, stable=True)
+        query = order[:, : min(most, int(has_rows.sum(1).max()))]
         at = torch.arange(len(A))[:, None]
         present = present[at, query]
         return Problem(A[at, query].masked_fill(~present[..., None], 0.0), Z[at, query], present, left, right, query)
@@ -59,7 +60,7 @@ class Problem:
         geometry = parse_geometry(geometry)
         turned = _of_singular_values(geometry)
         d, e = self.A.shape[-1], self.Z.shape[-1]
-        if not turned and d * e > WIDEST:
+        if not turned and self.present.numel() * d * e > LARGEST:
             return None
         if turned:  # norms of singular values do not see the coordinates: W need not leave the span of the rows
             U, V = _span(self.A.flatten(1, 2)), _span(self.Z)
@@ -122,7 +123,7 @@ def head_problem(site: Site, selects: float, most: int) -> Problem | None:
             A, q = torch.cat([A, gap[..., None]], -1), torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)
             own = torch.block_diag(own, torch.ones(1, 1, dtype=torch.float64))
     eye = torch.eye(len(own), dtype=torch.float64).expand(len(q), -1, -1)
-    return Problem.of(A, q, present, eye, own.expand(len(q), -1, -1), most)
+    return Problem.of(A, q, present, _sure(site), eye, own.expand(len(q), -1, -1), most)
 
 
 def token_problem(site: Site, weights: Weights | None, selects: float, most: int) -> Problem | None:
@@ -142,7 +143,7 @@ def token_problem(site: Site, weights: Weights | None, selects: float, most: int
         a = torch.cat([a, a.new_zeros(*a.shape[:-1], 1)], -1)
     z = z.expand(site.heads, -1, -1)
     present = _present(site, selects)
-    return Problem.of(a, z, present, A_k, weights.scale * A_q, most)
+    return Problem.of(a, z, present, _sure(site), A_k, weights.scale * A_q, most)
 
 
 def solve_all(problem: Problem | None, norms: Sequence[str]) -> dict[str, Solved]:
@@ -157,8 +158,13 @@ def _present(site: Site, selects: float) -> Tensor:
     """Rows that are there: of queries that select, visible competitors that are no ties."""
     logits = _joined([rows.logits for rows in site.rows], -torch.inf).double()
     size = logits.masked_fill(logits == -torch.inf, 0.0).abs().amax((1, 2), keepdim=True)
-    decided = torch.cat([rows.weights.amax(-1) for rows in site.rows], 1) >= selects
-    return decided[..., None] & (logits[..., 1:] > -torch.inf) & (logits[..., :1] - logits[..., 1:] > TIE * size)
+    decided = _sure(site)[..., None] >= selects
+    return decided & (logits[..., 1:] > -torch.inf) & (logits[..., :1] - logits[..., 1:] > TIE * size)
+
+
+def _sure(site: Site) -> Tensor:
+    """The largest weight of every sampled query, (H, Q)."""
+    return torch.cat([rows.weights.amax(-1) for rows in site.rows], 1)
 
 
 def _joined(parts: list[Tensor], fill: float = 0.0) -> Tensor:

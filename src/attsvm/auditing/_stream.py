@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,10 @@ from attsvm.captures import Attended
 
 SAMPLE = 4096
 """Queries of a head, over all texts, whose margins are kept for quantiles."""
+ROOM = 64_000_000
+"""Logits of an attention that are held at a time: 256 MB."""
+ONE_BY_ONE = {"cpu"}
+"""Devices that take texts one by one: a CPU likes what fits its caches, a GPU many texts at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,27 +73,54 @@ class Site:
     scale: float
     queries: int = 0
     texts: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    """by measure, (H,) in float64: sums over queries, of `sink` over texts"""
+    sums: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    """by measures, (measures, H) in float64: sums over queries, of `sink` over texts"""
     margins: list[Tensor] = field(default_factory=list)
-    """(H, m) of the sampled queries of every text"""
+    """(m, H) of the sampled queries of every text; infinite for queries that see one token"""
     rows: list[Rows] = field(default_factory=list)
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():
-            value = value.double().cpu()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+    def add(self, names: tuple[str, ...], values: Tensor) -> None:
+        """Sums stay on their device: to ask a GPU for them would make it wait."""
+        self.sums[names] = self.sums[names] + values.double() if names in self.sums else values.double()
 
-    def mean(self, name: str) -> Tensor:
-        """(H,) mean over queries; of `sink` over texts."""
-        return self.sums[name] / (self.texts if name == "sink" else self.queries)
+    def means(self) -> dict[str, Tensor]:
+        """(H,) over queries; of `sink` over texts."""
+        found = {name: row for names, values in self.sums.items() for name, row in zip(names, values.cpu())}
+        return {name: row / (self.texts if name == "sink" else self.queries) for name, row in found.items()}
 
     def quantiles(self, at: tuple[float, ...]) -> Tensor:
         """(len(at), H) of the margins; NaN where no query has one."""
-        found = torch.cat(self.margins, 1).double() if self.margins else torch.empty(self.heads, 0).double()
-        if not found.shape[1]:
+        found = torch.cat(self.margins).double().cpu() if self.margins else torch.empty(0, self.heads).double()
+        found = found[found.isfinite().all(1)]
+        if not len(found):
             return torch.full((len(at), self.heads), torch.nan)
-        return torch.quantile(found, torch.tensor(at, dtype=torch.float64), dim=1)
+        return torch.quantile(found, torch.tensor(at, dtype=torch.float64), dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Queries of b texts that are taken at once, and all that is known of them before they are. The tensors are on
+    the device, since to send them there for every layer would make it wait."""
+
+    rows: slice
+    places: slice
+    T: int
+    at: Tensor
+    """(k,) the places"""
+    hidden: Tensor | None
+    """(b, 1, 1, T) tokens that are padding, None if there are none"""
+    mask: Tensor | None
+    """(b, 1, k) queries that count, None if all do"""
+    counts: Tensor
+    """(b, 1, 1) queries of every text that count, at least 1"""
+    last: bool
+    """no further queries of these texts follow"""
+    kinds: dict[str, Tensor]
+    """(b, 1, T) tokens of a kind"""
+    sampled: tuple[Tensor, Tensor] | None
+    """text and place of the queries whose margins are kept"""
+    problems: list[tuple[int, int, Tensor]]
+    """text, its number, and the queries of it that enter the margin problems"""
 
 
 class Stream:
@@ -97,122 +130,181 @@ class Stream:
         self.inputs, self.plan = inputs, plan
         self.sites: dict[str, Site] = {}
         self.batch: Batch | None = None
+        self._parts: dict[Any, list[_Part]] = {}
+        self._parts_of: Batch | None = None
 
     def __call__(self, attended: Attended) -> None:
         assert self.batch is not None
-        B, H = attended.q.shape[:2]
+        B, H, K, _ = attended.q.shape
+        T = attended.k.shape[2]
         site = self.sites.setdefault(attended.name, Site(attended.name, H, attended.scale))
-        hidden = attended.hidden()
-        for row in range(B):
-            part = _row(attended, row)
-            document = self.batch.documents[row if len(self.batch.documents) == B else 0]
-            logits = self.batch.own(part.logits()[0], row)
-            number = row if self.inputs.given else 0  # texts are the same in any batch
-            self._text(site, part, logits, document, number, tuple(None if x is None else x[row] for x in hidden))
+        sizes = [self.batch.sizes(row, K, T) for row in range(B)]
+        seen = _seeing(attended, sizes)
+        if self._parts_of is not self.batch:
+            self._parts_of = self.batch
+            self._parts.clear()
+        key = (B, H, K, T, seen.numpy().tobytes())  # most layers see the same
+        if key not in self._parts:
+            self._parts[key] = list(self._make_parts(H, K, T, sizes, seen, attended.q.device))
+        received: Tensor | None = None
+        for part in self._parts[key]:
+            weights = self._add(site, attended, part)
+            received = weights if received is None else received + weights
+            if part.last:
+                site.add(("sink",), (received / part.counts).amax(-1).sum(0, keepdim=True))
+                received = None
+        site.queries += int(seen.sum())
+        site.texts += int(seen.any(1).sum())
 
-    def _text(
-        self,
-        site: Site,
-        attended: Attended,
-        logits: Tensor,
-        document: int,
-        row: int,
-        hidden: tuple[Tensor | None, ...],
-    ) -> None:
-        T = logits.shape[-1]
-        some = (logits.amax(-1) > -torch.inf).all(0)
-        if not bool(some.all()):  # queries that see nothing at all
-            logits = logits[:, some]
-        places = some.nonzero()[:, 0]
-        if not len(places):
-            return
-        top = logits.topk(min(1 + self.plan.competitors, T))
-        kept = self.plan.order(document, row, len(places)).to(places.device)
-        sample = kept[: self.plan.per_text if document in self.plan.sampled else 0]
-        rows = kept[: self.plan.of_text.get(document, 0) if row == 0 else 0]
-        chosen = logits[:, rows]
-        weights = _softmax(logits)  # in place of the logits
-        share = weights.amax(-1)
-        site.queries += len(places)
-        site.texts += 1
-        site.add(
-            {
-                "saturated": (share >= self.plan.saturated).sum(1),
-                "confidence": share.sum(1),
-                "entropy": -torch.special.xlogy(weights, weights).sum((1, 2)),
-                "first_weight": weights[..., 0].sum(1),
-                "sink": weights.mean(1).amax(-1),
-            }
-            | self._kinds(top.indices[..., 0], places, document, T)
-        )
-        if T > 1 and len(sample):
-            margin = top.values[:, sample, 0] - top.values[:, sample, 1]
-            known = margin.isfinite().all(0)  # a query that sees one token has none
-            site.margins.append(margin[:, known].float().cpu())
-        if len(rows):
-            self._rows(site, attended, document, places, rows, top, chosen.softmax(-1), hidden)
+    def _make_parts(
+        self, H: int, K: int, T: int, sizes: list[tuple[int, int]], seen: Tensor, device: torch.device
+    ) -> Iterator[_Part]:
+        texts = 1 if device.type in ONE_BY_ONE else max(1, ROOM // (H * K * T))
+        queries = max(1, ROOM // (H * T))  # a long text is taken in pieces
+        kinds = self._kinds(T)
+        for start in range(0, len(sizes), texts):
+            rows = slice(start, min(start + texts, len(sizes)))
+            most, longest = (max(own[i] for own in sizes[rows]) for i in range(2))
+            own = torch.tensor([own for _, own in sizes[rows]])
+            hidden = (torch.arange(longest) >= own[:, None])[:, None, None].to(device) if own.min() < longest else None
+            counts = seen[rows].sum(1).clamp(min=1)[:, None, None].to(device)
+            drawn = [self._drawn(row, len(sizes), seen[row]) for row in range(rows.start, rows.stop)]
+            for first in range(0, most, queries):
+                places = slice(first, min(first + queries, most))
+                counted = seen[rows, places]
+                sampled = [
+                    (place, query - first)
+                    for place, (_, wanted, _) in enumerate(drawn)
+                    for query in wanted.tolist()
+                    if places.start <= query < places.stop
+                ]
+                problems = [
+                    (row, document, own[(own >= places.start) & (own < places.stop)])
+                    for row, (document, _, own) in enumerate(drawn, rows.start)
+                ]
+                which = torch.tensor(sampled).to(device).unbind(1) if sampled and longest > 1 else None
+                yield _Part(
+                    rows=rows,
+                    places=places,
+                    T=longest,
+                    at=torch.arange(places.start, places.stop, device=device),
+                    hidden=hidden,
+                    mask=None if bool(counted.all()) else counted[:, None].to(device),
+                    counts=counts,
+                    last=places.stop == most,
+                    kinds={name: kind[rows, None, :longest].to(device) for name, kind in kinds.items()},
+                    sampled=None if which is None else (which[0], which[1]),
+                    problems=[(row, document, own) for row, document, own in problems if len(own)],
+                )
 
-    def _kinds(self, selected: Tensor, places: Tensor, document: int, T: int) -> dict[str, Tensor]:
-        found = {
+    def _drawn(self, row: int, B: int, seen: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Of a text its number, and its queries that are sampled for the margins and for the problems."""
+        assert self.batch is not None
+        documents = self.batch.documents
+        document = documents[row if len(documents) == B else 0]
+        number = row if self.inputs.given else 0  # texts are the same in any batch
+        here = seen.nonzero()[:, 0]
+        wanted = self.plan.per_text if document in self.plan.sampled else 0
+        most = self.plan.of_text.get(document, 0) if number == 0 else 0
+        if not max(wanted, most):
+            return document, here[:0], here[:0]
+        order = here[self.plan.order(document, number, len(here))]
+        return document, order[:wanted], order[:most]
+
+    def _kinds(self, T: int) -> dict[str, Tensor]:
+        """(B, T) which tokens of the batch are of a kind; none if the keys are no tokens of its texts."""
+        assert self.batch is not None
+        if not self.inputs.documents:
+            return {}
+        documents = [self.inputs.documents[number] for number in self.batch.documents]
+        if max(len(document.ids) for document in documents) != T:
+            return {}
+        found = {name: torch.zeros(len(documents), T, dtype=torch.bool) for name in ("special", *self.inputs.kinds)}
+        for row, document in enumerate(documents):
+            special = document.special
+            found["special"][row, : len(special)] = torch.from_numpy(special)
+            for name, kind in self.inputs.kinds.items():
+                found[name][row, : len(special)] = torch.from_numpy(kind[document.ids] & ~special)
+        return found
+
+    def _add(self, site: Site, attended: Attended, part: _Part) -> Tensor:
+        """Add the queries of a part to a site; returns the attention (b, H, T) that every token receives from them."""
+        logits = _slice(attended, part.rows, part.places, part.T).logits()
+        if part.hidden is not None:
+            logits.masked_fill_(part.hidden, -torch.inf)
+        if part.sampled is not None:
+            best = logits[part.sampled[0], :, part.sampled[1]].topk(2).values
+            site.margins.append((best[..., 0] - best[..., 1]).float())
+        for row, document, query in part.problems:
+            T = self.batch.sizes(row, attended.q.shape[2], attended.k.shape[2])[1] if self.batch else part.T
+            own = logits[row - part.rows.start][:, (query - part.places.start).to(logits.device), :T]
+            site.rows.append(self._rows(attended, own, document, row, query))
+        weights = logits.softmax(-1)
+        del logits
+        if part.mask is not None:
+            weights.masked_fill_(~part.mask[..., None], 0.0)
+        share, selected = weights.max(-1)
+        ahead = selected - part.at
+        hits = {
+            "saturated": share >= self.plan.saturated,
             "first": selected == 0,
-            "self": selected == places,
-            "previous": selected == places - 1,
-            "next": selected == places + 1,
+            "self": ahead == 0,
+            "previous": ahead == -1,
+            "next": ahead == 1,
         }
-        documents = self.inputs.documents
-        if documents and len(documents[document].ids) == T:
-            own, device = documents[document], selected.device
-            found["special"] = torch.from_numpy(own.special).to(device)[selected]
-            for name, numbers in self.inputs.kinds.items():
-                of_kind = torch.tensor([i in numbers for i in own.ids.tolist()], device=device)
-                found[name] = (of_kind & ~torch.from_numpy(own.special).to(device))[selected]
-        return {name: hit.sum(1) for name, hit in found.items()}
+        hits |= {name: kind.expand(-1, site.heads, -1).gather(2, selected) for name, kind in part.kinds.items()}
+        counted = torch.stack(list(hits.values()))
+        site.add(tuple(hits), (counted if part.mask is None else counted & part.mask).sum((1, 3)))
+        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # twice as fast as xlogy
+        sums = torch.stack([share, weights[..., 0], -logs.mul_(weights).sum(-1)])
+        site.add(("confidence", "first_weight", "entropy"), sums.sum((1, 3)))
+        return weights.sum(2)
 
-    def _rows(
-        self,
-        site: Site,
-        attended: Attended,
-        document: int,
-        places: Tensor,
-        rows: Tensor,
-        top: torch.return_types.topk,
-        weights: Tensor,
-        hidden: tuple[Tensor | None, ...],
-    ) -> None:
-        tokens = top.indices[:, rows]
-        heads = torch.arange(len(tokens), device=tokens.device)[:, None, None]
-        query = places[rows]
+    def _rows(self, attended: Attended, logits: Tensor, document: int, row: int, query: Tensor) -> Rows:
+        """`logits` (H, n, T) are those of the queries `query` (n,) of a text."""
+        top = logits.topk(min(1 + self.plan.competitors, logits.shape[-1]))
+        tokens, device = top.indices, logits.device
+        heads = torch.arange(len(tokens), device=device)[:, None, None]
+        at = query.to(device)
+        part = _slice(attended, slice(row, row + 1), slice(None), None)
         bias = None
-        if attended.bias is not None:
-            K, T = attended.q.shape[2], attended.k.shape[2]
-            bias = attended.bias.expand(1, len(tokens), K, T)[0][heads, query[None, :, None], tokens].cpu()
-        keys = attended.keys[0]
-        site.rows.append(
-            Rows(
-                document=document,
-                query=query.cpu(),
-                tokens=tokens.cpu(),
-                logits=top.values[:, rows].cpu(),
-                weights=weights.cpu(),
-                q=attended.q[0][:, query].cpu(),
-                k=keys[heads, tokens].cpu(),
-                bias=bias,
-                hidden_q=None if hidden[0] is None else hidden[0][query].cpu(),
-                hidden_k=None if hidden[1] is None else hidden[1][tokens].cpu(),
-            )
+        if part.bias is not None:
+            whole = part.bias.expand(1, len(tokens), part.q.shape[2], part.k.shape[2])[0]
+            bias = whole[heads, at[None, :, None], tokens].cpu()
+        hidden = [None if x is None else x[row] for x in attended.hidden()]
+        return Rows(
+            document=document,
+            query=query,
+            tokens=tokens.cpu(),
+            logits=top.values.cpu(),
+            weights=logits.softmax(-1).cpu(),
+            q=part.q[0][:, at].cpu(),
+            k=part.keys[0][heads, tokens].cpu(),
+            bias=bias,
+            hidden_q=None if hidden[0] is None else hidden[0][at].cpu(),
+            hidden_k=None if hidden[1] is None else hidden[1][tokens].cpu(),
         )
 
 
-def _row(attended: Attended, row: int) -> Attended:
+def _slice(attended: Attended, rows: slice, queries: slice, T: int | None) -> Attended:
+    """Some texts and queries, against the first T tokens."""
     bias = attended.bias
-    if bias is not None and bias.ndim == 4 and bias.shape[0] > 1:
-        bias = bias[row : row + 1]
-    return Attended(attended.name, attended.q[row : row + 1], attended.k[row : row + 1], attended.scale, bias)
+    if bias is not None:
+        bias = bias.reshape(*(1,) * (4 - bias.ndim), *bias.shape)
+        bias = bias[rows if len(bias) > 1 else slice(None), :, queries if bias.shape[2] > 1 else slice(None), :T]
+    return Attended(attended.name, attended.q[rows, :, queries], attended.k[rows, :, :T], attended.scale, bias)
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    """In place: rows are as long as texts, and there are many."""
-    logits -= logits.amax(-1, keepdim=True)
-    logits.exp_()
-    logits /= logits.sum(-1, keepdim=True)
-    return logits
+def _seeing(attended: Attended, sizes: list[tuple[int, int]]) -> Tensor:
+    """(B, K) the queries of every text, padding left out, that see a token of it in every head; on the CPU."""
+    B, _, K, _ = attended.q.shape
+    own = torch.tensor(sizes)
+    real = torch.arange(K) < own[:, :1]
+    if attended.bias is None:
+        return real
+    T, device = attended.k.shape[2], attended.q.device
+    bias = _slice(attended, slice(None), slice(None), None).bias
+    assert bias is not None
+    inside = (torch.arange(T) < own[:, 1:]).to(device)
+    seen = ((bias > -torch.inf) & inside[:, None, None]).any(-1).all(1)
+    return real & seen.expand(B, K).cpu()

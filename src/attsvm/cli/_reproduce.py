@@ -110,8 +110,10 @@ def _unfinished(experiments: list[Experiment], out: Path) -> int:
     """Batches without rows: with --jobs they may still be elsewhere."""
     from attsvm.experiments import read_stored
 
-    stored = [read_stored(out, experiment) for experiment in experiments]
-    return sum(len(run.batches) - len(run.paths) for run in stored if run is not None)
+    stored = [run for run in (read_stored(out, experiment) for experiment in experiments) if run is not None]
+    # Experiments that show the same rows share their batches, so they are counted by their files.
+    planned = {run.root / batch.path for run in stored for batch in run.batches}
+    return len(planned - {path for run in stored for path in run.paths})
 
 
 def _judge(experiments: list[Experiment], out: Path, files: list[str]) -> bool:

@@ -1,13 +1,14 @@
 """Token data: sequences, queries, labels, masks and heads of B independent trials."""
 
 from attsvm.data._generate import example1, example2, figure1, orthonormal, sphere, trial_numbers, trial_streams
-from attsvm.data._heads import FunctionHead, Head, LinearHead, MLPHead, QuadraticHead, SampleHead
+from attsvm.data._heads import ClassHead, FunctionHead, Head, LinearHead, MLPHead, QuadraticHead, SampleHead
 from attsvm.data._io import ARRAYS, from_arrays, load, save
-from attsvm.data._models import class_data, next_token_data, of_heads, several_heads
+from attsvm.data._models import attended_classes, class_data, next_token_data, of_heads, several_heads
 from attsvm.data._token_data import TokenData
 
 __all__ = [
     "ARRAYS",
+    "ClassHead",
     "FunctionHead",
     "Head",
     "LinearHead",
@@ -15,6 +16,7 @@ __all__ = [
     "QuadraticHead",
     "SampleHead",
     "TokenData",
+    "attended_classes",
     "class_data",
     "example1",
     "example2",

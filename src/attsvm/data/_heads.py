@@ -187,6 +187,30 @@ class SampleHead(LinearHead):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class ClassHead(Head):
+    """h(x) = −log Σ_c exp(U_ic·x), U (B, H, n, C, d): how far the sample's class leads the C others, with U_ic the
+    difference of class c and the sample's own. The logistic loss of it is the cross-entropy: log(1 + e^(−h)).
+    """
+
+    U: Tensor
+
+    name: ClassVar[str] = "classes"
+    axes: ClassVar[dict[str, str]] = {"U": "B H n C d"}
+
+    def h(self, x: Tensor) -> Tensor:
+        return -torch.logsumexp(self._leads(x), -1)
+
+    def dh(self, x: Tensor) -> Tensor:
+        return -torch.einsum("bnkmc,bkncd->bnkmd", torch.softmax(self._leads(x), -1), self.U)
+
+    def bend(self) -> Tensor:
+        return torch.full_like(self.U[:, :, 0, 0, 0], -1.0 if self.U.shape[3] > 1 else 0.0)
+
+    def _leads(self, x: Tensor) -> Tensor:
+        return torch.einsum("bnkmd,bkncd->bnkmc", x, self.U)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class MLPHead(Head):
     """h(x) = aᵀ relu(U x + c) with U (B, H, width, d), c (B, H, width), a (B, H, width)."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_float, as_index
-from attsvm.data._heads import LinearHead, SampleHead
+from attsvm.data._heads import ClassHead, LinearHead, SampleHead
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
 
@@ -57,6 +57,29 @@ def class_data(H: Any, labels: Any, classes: int | None = None) -> TokenData:
         raise AttsvmError(f"labels must be in 0..{C - 1}, but they reach from {labels.min()} to {labels.max()}.")
     eye = torch.eye(C).to(H)
     return TokenData.cross(eye.expand(*H.shape[:2], C, C), H, head=SampleHead(eye[labels.to(H.device)][:, None]))
+
+
+def attended_classes(data: TokenData, V: Any, labels: Any) -> TokenData:
+    """The same tokens and queries, with C classes by softmax(V o) of the attended token o; labels (B, n) or (n,).
+
+    V (C, d) or (B, C, d) is fixed. Train with the logistic loss: it is the cross-entropy.
+    """
+    V, labels = as_float("V", V, like=data.X), as_index("labels", labels)
+    V = V.expand(data.B, *V.shape) if V.ndim == 2 else V
+    labels = labels.expand(data.B, *labels.shape) if labels.ndim == 1 else labels
+    if V.ndim != 3 or V.shape[0] != data.B or V.shape[1] < 2 or V.shape[2] != data.d:
+        raise AttsvmError(f"V must have shape (C, d) or (B, C, d), C at least 2, but got shape {tuple(V.shape)}.")
+    C = V.shape[1]
+    if labels.shape != (data.B, data.n) or not bool(((labels >= 0) & (labels < C)).all()):
+        raise AttsvmError(
+            f"labels must be classes 0..{C - 1} of shape {(data.B, data.n)}, but they are not: shape "
+            f"{tuple(labels.shape)}, from {labels.min()} to {labels.max()}."
+        )
+    labels = labels.to(data.device)
+    apart = V[:, None] - V.gather(1, labels[..., None].expand(-1, -1, data.d))[:, :, None]  # (B, n, C, d)
+    others = torch.arange(C, device=data.device) != labels[..., None]
+    U = apart[others].reshape(data.B, data.n, C - 1, data.d)
+    return replace(data, head=ClassHead(U[:, None]), Y=torch.ones_like(data.Y))
 
 
 def next_token_data(E: Any, sequences: Any, labels: Any) -> TokenData:

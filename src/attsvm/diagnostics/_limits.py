@@ -54,6 +54,9 @@ def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
         return Limit(geometry, Evidence.NONE, why + f"the {geometry.name} solution (map-decay)")
     if settings.get("batch") is not None:
         return _of_batches(run)
+    if settings.get("heads"):
+        why = "every head goes to the nuclear solution of its own tokens, not W as a whole (heads-kq)"
+        return Limit(geometry, Evidence.NONE, why)
     if run.parameterization == "KQ":
         why = "(K, Q) by gradient descent; proved for the regularization path (TF-as-SVM Theorem 2)"
         return Limit(geometry, Evidence.CONJECTURED, why)

@@ -48,8 +48,8 @@ ADVICE = {
     Signature.NOT_LOCALLY_OPTIMAL: "The selected tokens are not locally optimal, so not final: take more steps.",
     Signature.OSCILLATING: "The divergence goes up and down: take an lr ten times smaller.",
     Signature.TOO_EARLY: (
-        "The direction is still on its way: take more steps, let them grow with the norm (lr=Growing(), --growing 4), "
-        "or give (K, Q) a tiny ridge (1e-100)."
+        "The direction is still on its way: take more steps. Those of gradient and mirror descent may grow with the "
+        "norm (lr=Growing(), --growing 4); (K, Q) may have a tiny ridge (1e-100)."
     ),
 }
 

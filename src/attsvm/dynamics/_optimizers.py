@@ -14,13 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from attsvm.dynamics._polar import polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm, last
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Frobenius, Geometry, Lp, Spectral
+from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
 from attsvm.objective import Gradient, trial_first
-
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic that Muon iterates; they take singular values to about 1, not exactly to it."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +185,7 @@ class Muon(_OnWeights):
     def step(self, state: State, gradient: Gradient, eta: Tensor) -> State:
         new = _joined(state, "M", self.momentum, 1.0, gradient)
         M = _seen(new, gradient, self.momentum).G if self.nesterov else new["M"]
-        direction = _quintic(M, self.newton_schulz) if self.newton_schulz else unit_step(Spectral(), M)
-        return {"W": self.moved(state, direction, eta), **new}
+        return {"W": self.moved(state, polar(M, self.newton_schulz), eta), **new}
 
     def limit(self) -> Geometry:
         return Spectral()
@@ -198,10 +195,33 @@ def unit_step(geometry: Geometry, G: Tensor) -> Tensor:
     """The direction of norm 1 along which G rises most, trial last; 0 for G = 0."""
     if isinstance(geometry, Lp) and geometry.p == math.inf:
         return G.sign()
-    if geometry == Frobenius():
+    if isinstance(geometry, Lp) and 1 < geometry.p <= 2:
         size = dual_norm(geometry, G)
-        return G / torch.where(size > 0, size, 1.0)
+        return geometry.inverse(G / torch.where(size > 0, size, 1.0))
+    if isinstance(geometry, Lp) and geometry.p > 2:
+        D = geometry.inverse(G)
+        size = dual_norm(geometry.dual, D)
+        return D / torch.where(size > 0, size, 1.0)
+    if geometry == Spectral() or isinstance(geometry, Nuclear):
+        return polar(G, rank_one=isinstance(geometry, Nuclear))
+    if isinstance(geometry, Group) and isinstance(geometry.groups, str):
+        return _of_lines(G, 1 if geometry.groups == "rows" else 0, geometry.largest)
     return last(geometry.dual_unit(trial_first(G)))
+
+
+def _of_lines(G: Tensor, axis: int, every: bool) -> Tensor:
+    """`Group.dual_unit` for rows (axis 1) or columns (axis 0), in the layout of the step: every line at length 1, or
+    the first of the longest ones alone."""
+    size = G.abs().amax(axis, keepdim=True)
+    size = torch.where(size > 0, size, 1.0)
+    length = size * (G / size).square().sum(axis, keepdim=True).sqrt()
+    unit = torch.where(length > 0, 1 / length, 0.0)
+    if not every:
+        count = G.shape[1 - axis]
+        number = torch.arange(count, device=G.device).reshape((-1, 1, 1) if axis else (1, -1, 1))
+        longest = torch.where(length == length.amax(1 - axis, keepdim=True), number, count)
+        unit = torch.where(number == longest.amin(1 - axis, keepdim=True), unit, 0.0)
+    return unit * G
 
 
 def _moment(W: Tensor, name: str) -> State:
@@ -222,20 +242,6 @@ def _seen(new: State, gradient: Gradient, beta: float) -> Gradient:
     """Nesterov's β M + g, M the new momentum."""
     ahead = _joined(new, "M", beta, 1.0, gradient)
     return Gradient(ahead["M"], ahead["M_shift"])
-
-
-def _quintic(M: Tensor, steps: int) -> Tensor:
-    """Muon's approximate polar factor: X ← aX + (bA + cA²)X with A = XXᵀ, from M/‖M‖_F."""
-    a, b, c = NEWTON_SCHULZ
-    X = trial_first(M)
-    wide = X.shape[-2] > X.shape[-1]
-    X = X.mT if wide else X
-    size = torch.linalg.matrix_norm(X, keepdim=True)
-    X = X / torch.where(size > 0, size, 1.0)
-    for _ in range(steps):
-        A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
-    return last(X.mT if wide else X)
 
 
 def _check_beta(name: str, beta: float) -> None:

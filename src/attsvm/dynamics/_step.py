@@ -15,12 +15,14 @@ States = dict[str, State]
 
 @dataclass(frozen=True)
 class Method:
-    """How a run trains: rule and loss, whether step sizes depend on norms, and r of r·(‖W‖_F² or ‖K‖_F² + ‖Q‖_F²)."""
+    """How a run trains: rule and loss, whether step sizes depend on norms, r of r·(‖W‖_F² or ‖K‖_F² + ‖Q‖_F²), and
+    the number of heads whose factors are trained."""
 
     rule: Rule
     loss: Loss
     growing: bool
     ridge: float = 0.0
+    heads: int = 1
 
 
 def parameters(rule: Rule, states: States) -> Blocks:
@@ -37,11 +39,19 @@ def step(
     blocks = parameters(rule, states)
     for name, (G, shift) in gradients(lanes, method.loss, blocks, log_weight).items():
         mean = Gradient(G, shift - math.log(lanes.X.shape[0]))  # over samples
+        if name == "Q" and method.heads > 1:
+            mean = Gradient(mean.G * own_head(G, method.heads)[..., None], mean.shift)
         eta = floor[name]
         if method.growing:
             eta = torch.maximum(eta, ratio[name] * rule.size(states[name]))
         new[name] = rule.step(states[name], _ridged(mean, blocks[name], method.ridge), eta)
     return new
+
+
+def own_head(Q: Tensor, heads: int) -> Tensor:
+    """Where Q (H·e, H·m, …) of several heads is trained: in the blocks that take a head's query to its own factors."""
+    row, column = (torch.arange(size, device=Q.device) // (size // heads) for size in Q.shape[:2])
+    return (row[:, None] == column).to(Q.dtype)
 
 
 def _ridged(gradient: Gradient, block: Tensor, r: float) -> Gradient:

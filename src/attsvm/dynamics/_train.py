@@ -17,7 +17,7 @@ from attsvm.dynamics._record import as_record, plan
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.dynamics._run import Row, Run, first_states
 from attsvm.dynamics._schedules import Rate, as_schedules
-from attsvm.dynamics._step import Method
+from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, clear_leftovers, is_file
@@ -45,6 +45,7 @@ def train(
     batch: Batches | int | None = None,
     init: Init | None = None,
     m: int | None = None,
+    heads: int = 1,
     ridge: float = 0.0,
     record: Sequence[str] | None = None,
     at: Sequence[int] | int | str = "log",
@@ -71,6 +72,8 @@ def train(
     batch       samples per step, a number or `Batches(size, replace, seed)`; None takes all of them. What is recorded
                 is that of all samples
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
+    heads       with "KQ" and data of `several_heads`: every head has factors of its own, of width m. K is (K_1 … K_H),
+                and Q has Q_1 … Q_H in its diagonal blocks
     ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: coupled weight decay of 2r, whereas
                 a rule's `decay` is decoupled. It holds (K, Q) at a norm of
                 about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution. Without it the margin
@@ -98,8 +101,8 @@ def train(
     limit, rule = _limit_and_rule(rule, geometry, parameterization, normalize)
     schedules = as_schedules(lr, names)
     grows = any(schedule.grows for schedule in schedules.values())
-    method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0))
-    shapes = block_shapes(data, names, m)
+    method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
+    shapes = block_shapes(data, names, m, heads)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
@@ -108,12 +111,14 @@ def train(
         "steps": steps,
         "lr": {name: facts_of(schedule) for name, schedule in schedules.items()},
         "init": described(init),
-        "m": shapes["K"][1] if "K" in shapes else None,
+        "m": shapes["K"][1] // heads if "K" in shapes else None,
         "ridge": method.ridge,
         "stop": None if stop is None else as_real("stop", stop, least=0),
     }
     if batches is not None:
         settings["batch"] = facts_of(batches)
+    if heads > 1:
+        settings["heads"] = heads
     if checkpoint is not None:
         wanted = identity(data, limit, parameterization, rule, method.loss, settings)
         if resume is not None:
@@ -127,6 +132,8 @@ def train(
 
     if resume is None:
         blocks = start(init, data, limit, shapes)
+        if heads > 1:
+            blocks["Q"] = _of_own_heads(blocks["Q"], heads, isinstance(init, Gaussian))
         state = TrainState(
             0,
             first_states(data, rule, blocks),
@@ -134,6 +141,8 @@ def train(
         )
     else:
         state = _resumed(resume, data, limit, parameterization, rule, shapes, steps, compile)
+        if resume.settings.get("heads", 1) != heads:
+            raise AttsvmError(f"resume must be a run of {heads} heads, but it has {resume.settings.get('heads', 1)}.")
         settings["init"] = resume.settings["init"]
 
     key = (method, names, m, data.n, data.T, data.d, data.K, data.e, data.B, data.dtype, data.device)
@@ -205,13 +214,26 @@ def geometries(geometry: Geometry | str | float, parameterization: str) -> tuple
     return (geometry if isinstance(geometry, Nuclear) else Nuclear()), Frobenius()
 
 
-def block_shapes(data: TokenData, names: tuple[str, ...], m: int | None) -> Shapes:
-    """The shapes of the trained matrices, for K and Q of width m."""
+def block_shapes(data: TokenData, names: tuple[str, ...], m: int | None, heads: int = 1) -> Shapes:
+    """The shapes of the trained matrices, for K and Q of width m, in every head."""
     if m is not None and "K" not in names:
         raise AttsvmError("m is the width of K and Q: give it with parameterization KQ only.")
-    width = min(data.d, data.e) if m is None else as_count("m", m)
+    if heads > 1 and ("K" not in names or data.e % heads):
+        raise AttsvmError(
+            f"heads must be 1, or with parameterization KQ a divisor of e = {data.e}, but got {heads}: several heads "
+            "of W are trained as one wide W, see several_heads."
+        )
+    width = heads * (min(data.d, data.e // heads) if m is None else as_count("m", m))
     shapes = {"W": (data.d, data.e), "K": (data.d, width), "Q": (data.e, width), "v": (data.d, 1)}
     return {name: shapes[name] for name in names}
+
+
+def _of_own_heads(Q: Tensor, heads: int, drawn: bool) -> Tensor:
+    """The start of Q with zeros where a head's query would meet the factors of another."""
+    own = Q * own_head(Q[0], heads)
+    if not (drawn or torch.equal(own, Q)):
+        raise AttsvmError(f"init Q must be zero outside of the diagonal blocks of {heads} heads, but it is not.")
+    return own
 
 
 def _limit_and_rule(

@@ -87,8 +87,8 @@ class Trajectory:
     v (B, d)          the head of a joint run, else None
     factors           K (B, d, m) and Q (B, e, m), else None
     state             from which `train` resumes
-    settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop, and batch
-                      if there were mini-batches
+    settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop; batch if
+                      there were mini-batches, heads if there were factors of several heads
     """
 
     data: TokenData

@@ -25,6 +25,12 @@ def steps_of(steps: Tensor, trials: range) -> np.ndarray:
     return np.tile(array(steps), (len(trials), 1))
 
 
+def median(x: np.ndarray) -> float:
+    """The median of what is known; NaN if nothing is."""
+    known = x[np.isfinite(x)]
+    return float(np.median(known)) if known.size else np.nan
+
+
 def limit(data: TokenData, tokens: Tensor, geometry: Geometry | str) -> MaxMargin:
     """The attention SVM of these tokens, as sharp as float64 allows: a gap ε leaves W uncertain by about √ε."""
     return solve(att_svm(data, tokens), geometry, tol=SHARP)

@@ -1,6 +1,7 @@
 """Two layers of attention with residual connections, and their exact gradients.
 
-Layer 1 lets every token attend to its sequence: x¹_t = x_t + ρ Σ_s softmax(X W₁ x_t)_s x_s. In layer 2 the query z
+Layer 1 lets every token attend to its sequence: x¹_t = x_t + ρ Σ_s softmax(X W₁ x_t)_s x_s. If there is an MLP between
+the layers, x¹_t + A relu(C x¹_t) with fixed weights takes the place of x¹_t. In layer 2 the query z
 attends to the x¹_t, and f = Y vᵀ Σ_t softmax(X¹ W₂ z)_t x¹_t. As in one layer only differences from the top tokens are
 summed, and the largest exponent of a trial is split off, for each W. So the directions of both gradients keep their
 relative accuracy however far both layers have saturated.
@@ -13,30 +14,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attsvm.data import TokenData
+from attsvm.dynamics import Gaussian
 from attsvm.objective import Logistic
 
 
 @dataclass(frozen=True)
 class TwoLayers:
-    """X (B, n, T, d), Z (B, n, d), Y (B, n), v (B, d); ρ below 1, since two tokens that attend to each other would turn
-    equal at ρ = 1."""
+    """X (B, n, T, d), Z (B, n, d), Y (B, n), v (B, d), of the MLP A (B, d, h) and C (B, h, d); ρ below 1, since two
+    tokens that attend to each other would turn equal at ρ = 1."""
 
     X: Tensor
     Z: Tensor
     Y: Tensor
     v: Tensor
     rho: float = 0.5
+    mlp: tuple[Tensor, Tensor] | None = None
 
     def hidden(self, W1: Tensor) -> tuple[Tensor, Tensor]:
-        """X¹ (B, n, T, d), and the tokens (B, n, T) that the queries of layer 1 select."""
+        """What layer 2 sees (B, n, T, d), and the tokens (B, n, T) that the queries of layer 1 select."""
         first = _Softmax.of(torch.einsum("bnsd,bde,bnte->bnts", self.X, W1, self.X))
-        return self.X + self.rho * first.mean(self.X[:, :, None]), first.top
+        return self._seen(first)[0], first.top
+
+    def _seen(self, first: _Softmax) -> tuple[Tensor, Tensor]:
+        """What layer 2 sees, and which units of the MLP are on (B, n, T, h)."""
+        X1 = self.X + self.rho * first.mean(self.X[:, :, None])
+        if self.mlp is None:
+            return X1, X1[..., :0] > 0
+        A, C = self.mlp
+        units = torch.einsum("bhd,bntd->bnth", C, X1)
+        return X1 + torch.einsum("bdh,bnth->bntd", A, units.clamp(min=0)), units > 0
+
+    def _below(self, g: Tensor, on: Tensor) -> Tensor:
+        """A gradient (B, n, T, d) above the MLP, taken below it."""
+        if self.mlp is None:
+            return g
+        A, C = self.mlp
+        return g + torch.einsum("bhd,bnth->bntd", C, on * torch.einsum("bdh,bntd->bnth", A, g))
 
     def gradients(self, W1: Tensor, W2: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(G, shift) with e^shift G the gradient of the mean logistic loss, in W₁ and in W₂."""
         X, v = self.X, self.Y[..., None] * self.v[:, None]
         first = _Softmax.of(torch.einsum("bnsd,bde,bnte->bnts", X, W1, X))
-        X1 = X + self.rho * first.mean(X[:, :, None])
+        X1, on = self._seen(first)
         Wz = torch.einsum("bde,bne->bnd", W2, self.Z)
         second = _Softmax.of(torch.einsum("bntd,bnd->bnt", X1, Wz))
         u = torch.einsum("bntd,bnd->bnt", X1, v)
@@ -57,7 +77,7 @@ class TwoLayers:
         taken = (torch.exp(second.delta) * pull).sum(-1, keepdim=True)
         at_top = v / (1 + second.E) - taken * Wz
         is_top = second.delta == -torch.inf
-        g = torch.where(is_top[..., None], at_top[:, :, None], others)
+        g = self._below(torch.where(is_top[..., None], at_top[:, :, None], others), on)
         scale = torch.where(is_top, 0.0, second.delta) + log_slope[..., None]
         u1 = self.rho * torch.einsum("bnsd,bntd->bnts", X, g)
         du1 = u1 - first.of_top(u1)
@@ -68,6 +88,18 @@ class TwoLayers:
         apart = X[:, :, None] - _pick(X, first.top)[:, :, :, None]
         G1 = -torch.einsum("bnts,bntsd,bnte->bde", terms, apart, X) / n
         return (G1, shift1), (G2, shift2)
+
+
+def fixed_mlp(data: TokenData) -> tuple[Tensor, Tensor]:
+    """Random weights A (B, d, 2d) and C (B, 2d, d), of every trial its own."""
+    d = data.d
+    drawn = Gaussian(d**-0.5, seed=5).draw(data.trials, {"A": (d, 2 * d), "C": (2 * d, d)})
+    return drawn["A"].to(data.X), drawn["C"].to(data.X)
+
+
+def saturated(data: TokenData, W: Tensor) -> Tensor:
+    """Do all queries of a trial (B,) give one token nearly all of their weight?"""
+    return torch.softmax(data.logits(W), -1).amax(-1).amin((1, 2)) > 0.999
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,9 @@ Tensors = list[Tensor]
 Masks = Sequence[Tensor | None]
 # Options that states saved by earlier versions may lack.
 _LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
+_LATER |= {"keep_mirror": True}
 FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
-
-
-def step_lr(lr: float | Tensor) -> float | Tensor:
-    """lr as the arithmetic wants it: a number, or a 0-dim tensor where reading it would sync or recompile."""
-    if not isinstance(lr, Tensor):
-        return lr
-    return lr.squeeze() if torch.compiler.is_compiling() or lr.is_cuda else lr.item()
 
 
 def zero_pruned(masks: Masks, *columns: Tensors) -> None:
@@ -59,7 +53,7 @@ class MirrorOptimizer(Optimizer, ABC):
     # state.
     _versions: dict[float, dict[int, int]]
     _calls: int  # of step, in this process
-    # Tells changes through `.data` of weights with a mirror variable, where the step does not read them anyway.
+    # Tells changes through `.data` of weights with a mirror variable, where the step does not compare them anyway.
     _watch: Watch
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
@@ -77,8 +71,11 @@ class MirrorOptimizer(Optimizer, ABC):
         super().add_param_group(self._with_names(param_group))
         try:
             self._check_options(self.param_groups[-1])
-            if any(param.is_complex() for param in self.param_groups[-1]["params"]):
+            params = self.param_groups[-1]["params"]
+            if any(param.is_complex() for param in params):
                 raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
+            if not self.param_groups[-1]["keep_mirror"] and any(param.dtype != state_dtype(param) for param in params):
+                raise AttsvmError("keep_mirror=False needs float32 or float64 weights: of others θ holds the digits.")
         except AttsvmError:
             self.param_groups.pop()
             raise
@@ -158,7 +155,12 @@ class MirrorOptimizer(Optimizer, ABC):
         if torch.compiler.is_compiling() and not group["fused"]:
             return False
         weights = (local(param) for param in group["params"] if param.grad is not None)
-        return use_fused(weights, group["foreach"], group["fused"])
+        weights = list(weights)
+        fused = use_fused(weights, group["foreach"], group["fused"])
+        # The kernel for a CPU reckons θ anew, which a step of lr = 0 must not.
+        if bool(weights) and weights[0].is_cpu:
+            return fused and float(group["lr"]) != 0
+        return fused and (group["keep_mirror"] or group["p"] == 2)
 
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
@@ -175,8 +177,11 @@ class MirrorOptimizer(Optimizer, ABC):
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                theta = self._mirror(param, weight, p, versions) if has_mirror(weight, p) else weight
-                rest = self._rest(param) if not fused and keeps_roundings(weight, theta, a) else theta
+                compared = fused and weight.is_cpu  # by the kernel
+                mirrored = group["keep_mirror"] and has_mirror(weight, p)
+                theta = self._mirror(param, weight, p, versions, compared) if mirrored else weight
+                kept = mirrored and (weight.is_cpu or not fused) and keeps_roundings(weight, theta, a)
+                rest = self._rest(param) if kept else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
                     if theta is weight:
@@ -197,6 +202,12 @@ class MirrorOptimizer(Optimizer, ABC):
         self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         """Hand the lists, and the group's options, to the arithmetic; first of the states are θ and rests."""
+
+    def _shared(self, group: dict[str, Any], fused: bool, weights: Tensors, masks: Masks) -> dict[str, Any]:
+        """What the arithmetic of either optimizer is told."""
+        names = ("foreach", "capturable", "lr", "p", "weight_decay", "maximize", "l1", "l1_of")
+        watch = None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
+        return {name: group[name] for name in names} | {"fused": fused, "masks": masks, "watch": watch}
 
     @torch.no_grad()
     def set_mask(self, param: Tensor, mask: Tensor | None) -> None:
@@ -285,8 +296,9 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int]) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step."""
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], compared: bool) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step. Steps that
+        compare every weight with it make it anew by themselves."""
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)
@@ -297,6 +309,9 @@ class MirrorOptimizer(Optimizer, ABC):
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
+        if compared and not edited:
+            self._watch.forget(weight)
+            return theta
         if not capturing(weight):
             same = means(theta, weight, p)
             theta.copy_(torch.where(same, theta, (_checked_mirror if edited else mirror_of)(weight, p)))
@@ -321,10 +336,6 @@ class MirrorOptimizer(Optimizer, ABC):
             if not self._versions[other]:
                 del self._versions[other]
         return found
-
-    def _watcher(self, weights: Tensors) -> Watch | None:
-        """Who looks for edits: nobody under capture; a compiled step compares by itself."""
-        return None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
 
     def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
         """Note the weights as the step left them."""

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from attsvm.optim._edits import Watch
-from attsvm.optim._mirror_map import NO_SCRATCH, Scratch
+from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, follow
 
 # Entries of a chunk: on a CPU for each thread up to MOST, elsewhere of small tensors together (a large one is alone).
 CACHED = 1 << 18
 MOST = 1 << 21
 GATHERED = 1 << 22
-SMALL = 1 << 13  # so few entries are sooner copied than stepped alone;
-SMALL_IN_MANY_PASSES = 1 << 14  # this is so on a CPU if the step takes many passes
+SMALL = 1 << 14  # so few entries are sooner copied than stepped and watched alone
 MOST_VIEWS = 256  # of buffers: to make some anew in every step takes as long as a few passes
 
 Row = Sequence[Tensor]
@@ -38,10 +37,12 @@ def chunks(
     small: int,
     keys: Sequence[Any] | None = None,
     gathered: int | None = None,
+    alone: bool = False,
     watch: Watch | None = None,
     p: float = 2.0,
 ) -> Iterator[Chunk]:
     """Chunks that together hold every entry once, of one key each; on a CPU tensors of up to `small` entries together.
+    With `alone` every tensor is a chunk.
 
     What the caller writes to a row's tensors, other than the gradient, is in the parameters and states when the
     iterator has come to its end. In a row of several parts the weight, unless it is its own mirror variable, must be
@@ -51,6 +52,15 @@ def chunks(
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
+        if alone:
+            if watch is not None:
+                watch.before([row], p)
+            elif torch.compiler.is_compiling():  # every entry is compared
+                follow([row[0]], [row[1]], [row[2]], p)
+            yield Chunk(key, row, [row], NO_SCRATCH)
+            if watch is not None:
+                watch.after([row], row[0])
+            continue
         kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
         on_cpu = device.type == "cpu"
@@ -58,6 +68,7 @@ def chunks(
         small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
+            row = parts[0]
             if watch is not None:
                 watch.before(parts, p)
             for row in _as_one(parts, gathered if on_cpu else None):
@@ -68,7 +79,7 @@ def chunks(
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
             if watch is not None:
-                watch.after(parts)
+                watch.after(parts, row[0])
 
 
 class _Kept(threading.local):

@@ -1,4 +1,4 @@
-"""When the Triton kernels are used, and what they are given."""
+"""When the fused kernels are used, Triton's on CUDA and compiled C++ on a CPU, and what they are given."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._mirror_map import L1, leaves_weights, whole_exponent
+from attsvm.optim import _native
+from attsvm.optim._edits import Watch
+from attsvm.optim._mirror_map import Step, leaves_weights, whole_exponent
 
 try:
     from attsvm.optim import _triton
@@ -26,23 +28,25 @@ def outside_compiled(function: F) -> F:
 
 
 def use_fused(weights: Iterable[Tensor], foreach: bool | None, fused: bool | None) -> bool:
-    """`fused=None` means: where it can be, unless `foreach` was asked for or the step is being compiled."""
+    """`fused=None` means: on CUDA where it can be, unless `foreach` was asked for or the step is being compiled."""
     if fused is None and foreach is None:
-        return not torch.compiler.is_compiling() and _triton is not None and all(map(_fusible, weights))
+        return not torch.compiler.is_compiling() and all(w.is_cuda and _why_not(w) is None for w in weights)
     if fused:
-        if _triton is None:
-            raise AttsvmError("fused=True needs Triton, which cannot be imported: leave fused out, or install triton.")
         for weight in weights:
-            if not _fusible(weight):
-                raise AttsvmError(
-                    "fused=True needs dense CUDA parameters in float32, bfloat16 or float16, but one is "
-                    f"{weight.dtype} on {weight.device}: leave fused out, or set fused=False."
-                )
+            if reason := _why_not(weight):
+                raise AttsvmError(f"fused=True needs {reason}: leave fused out, or set fused=False.")
     return bool(fused)
 
 
-def _fusible(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in DTYPES and _is_dense(weight)
+def _why_not(weight: Tensor) -> str | None:
+    """What the fused step of this weight lacks."""
+    dtypes = _native.DTYPES if weight.is_cpu else DTYPES
+    if not (weight.is_cuda or weight.is_cpu) or weight.dtype not in dtypes or not _is_dense(weight):
+        names = "float32 or bfloat16 on a CPU" if weight.is_cpu else "float32, bfloat16 or float16 on CUDA"
+        return f"dense parameters in {names}, but one is {weight.dtype} on {weight.device}"
+    if weight.is_cpu:
+        return None if _native.compiler() else "a C++ compiler on a CPU, and found none"
+    return None if _triton is not None else "Triton, which cannot be imported"
 
 
 def _is_dense(t: Tensor) -> bool:
@@ -60,13 +64,11 @@ def launches(
     mirrors: list[Tensor],
     masks: Sequence[Tensor | None],
     *states: list[Tensor],
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
+    step: Step,
 ) -> Iterator[tuple[list[Row], tuple[float | Tensor, ...], dict[str, Any]]]:
     """For every device and dtype, masked or not: rows as the kernels take them; lr, pull, exponent and l1; what is
     compiled in."""
+    lr, pull, a, l1 = step
     parts: dict[Any, list[Row]] = {}
     for weight, grad, theta, mask, *others in zip(weights, grads, mirrors, masks, *states):
         if weight.numel() > 0:
@@ -86,6 +88,26 @@ def launches(
             "L1": 0 if l1.strength == 0 or leaves_weights(lr) else 2 if l1.of_weight and a != 1 else 1,
         }
         yield rows, (*_both(lr, pull, device), a, l1.strength), flags
+
+
+@outside_compiled
+def fused_step(
+    kernel: str,
+    columns: Sequence[Any],
+    rests: list[Tensor],
+    watch: Watch | None,
+    step: Step,
+    moments: tuple[float, ...],
+    capturable: bool,
+    **flags: bool,
+) -> None:
+    """Hand columns of weights, gradients, mirror variables, masks and states to a kernel: on a CPU with the rests,
+    which on CUDA are read off the weights, and with signatures."""
+    if columns[0][0].is_cpu:
+        watch = watch or Watch()
+        columns = [*columns, rests, [watch.sums(weight) for weight in columns[0]]]
+    for rows, scalars, compiled in launches(*columns, step=step):
+        getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
 
 
 def _in_order(row: Row) -> Row:
@@ -111,6 +133,5 @@ def _both(lr: float | Tensor, pull: float | Tensor, device: torch.device) -> tup
     return lr.to(device, non_blocking=True), pull.to(device, non_blocking=True)
 
 
-def kernels() -> Any:
-    assert _triton is not None  # `use_fused` has seen to it
-    return _triton
+def kernels(weight: Tensor) -> Any:
+    return _native if weight.is_cpu else _triton  # `use_fused` has seen to it that they can be used

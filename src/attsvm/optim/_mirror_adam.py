@@ -10,21 +10,18 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
-from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
+from attsvm.optim._chunks import SMALL, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._edits import Watch
-from attsvm.optim._fused import kernels, launches, outside_compiled
+from attsvm.optim._fused import fused_step
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
-    L1,
-    NO_SCRATCH,
     Scratch,
+    Step,
     apart,
-    decay_pull,
-    follow,
-    inverse_exponent,
     leaves_weights,
+    read_off,
     settle,
     subtract_multiple,
     subtract_ratio,
@@ -92,9 +89,13 @@ class MirrorAdam(MirrorOptimizer):
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
+        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
+            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
+            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
-        fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
+        fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
+            first step compiles, in about a second, where there is a C++ compiler. False switches it off.
         capturable: allow the step inside a CUDA graph capture; the step counter is then on the device.
 
     Example:
@@ -122,6 +123,7 @@ class MirrorAdam(MirrorOptimizer):
         *,
         l1: float = 0.0,
         l1_of: str = "mirror",
+        keep_mirror: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -135,6 +137,7 @@ class MirrorAdam(MirrorOptimizer):
             "weight_decay": weight_decay,
             "l1": l1,
             "l1_of": l1_of,
+            "keep_mirror": keep_mirror,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -174,20 +177,10 @@ class MirrorAdam(MirrorOptimizer):
             weights,
             [local(grad) for grad in grads],
             *states,
-            foreach=group["foreach"],
-            fused=fused,
-            capturable=group["capturable"],
-            lr=group["lr"],
-            p=group["p"],
             beta1=float(group["betas"][0]),
             beta2=float(group["betas"][1]),
             eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-            masks=masks,
-            l1=group["l1"],
-            l1_of=group["l1_of"],
-            watch=None if fused else self._watcher(weights),
+            **self._shared(group, fused, weights, masks),
         )
 
 
@@ -220,81 +213,36 @@ def mirror_adam(
     ``mirrors[i] is params[i]`` where the weight is its own mirror variable (p = 2 in full precision), and
     ``rests[i] is mirrors[i]`` where no roundings are kept. ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
-    lr = step_lr(lr)
-    pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
+    step = Step.of(lr, p, weight_decay, l1, l1_of)
     masks = masks or [None for _ in params]
-    if fused:
-        states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
-        _fused_mirror_adam(params, grads, *states, lr, pull, a, threshold, beta1, beta2, eps, maximize, capturable)
-        return
-    if torch.compiler.is_compiling():
-        follow(params, mirrors, rests, p)
-    grads = masked(masks, grads)
-    if state_steps[0].is_cpu and not torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if state_steps[0].is_cpu and not compiling:
         torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
-        counts = torch.stack(state_steps).tolist()
     else:
         torch._foreach_add_(state_steps, 1)
-        counts = state_steps
+    if fused:
+        columns = params, grads, mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
+        moments = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
+        fused_step("adam", columns, rests, watch, step, moments, capturable, MAXIMIZE=maximize)
+        return
     # Where counts may not be read (in a graph, when compiled) every tensor has its own.
-    one_by_one = foreach is False or counts is state_steps or leaves_weights(lr)
-    path = _single_tensor_mirror_adam if one_by_one else _multi_tensor_mirror_adam
-    columns = params, mirrors, rests, grads, exp_avgs, exp_avg_sqs
-    path(columns, counts, p, watch, lr, pull, a, threshold, beta1, beta2, eps, maximize)
+    counts = torch.stack(state_steps).tolist() if state_steps[0].is_cpu and not compiling else state_steps
+    alone = foreach is False or counts is state_steps or leaves_weights(step.lr)
+    columns = params, mirrors, rests, masked(masks, grads), exp_avgs, exp_avg_sqs
+    gathered = None if isinstance(step.lr, Tensor) else 3
+    of_chunks = {"small": SMALL, "keys": counts, "gathered": gathered, "alone": alone}
+    for chunk in chunks(*columns, **of_chunks, watch=watch, p=p):
+        at_once = not alone and gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0])
+        subtract = (_adam_at_once if at_once else _adam)(chunk, step.lr, beta1, beta2, eps, maximize)
+        if not leaves_weights(step.lr):
+            _step(chunk.row, subtract, step, chunk.scratch)
     zero_pruned(masks, params, mirrors, rests, exp_avgs, exp_avg_sqs)
 
 
-def _single_tensor_mirror_adam(
-    columns: Sequence[Tensors],
-    counts: Sequence[float | Tensor],
-    p: float,
-    watch: Watch | None,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    *moments: Any,
-) -> None:
-    for *row, count in zip(*columns, counts):
-        if watch is not None:
-            watch.before([row], p)
-        _step(row, _adam(row, count, lr, *moments), lr, pull, a, l1, NO_SCRATCH)
-        if watch is not None:
-            watch.after([row])
-
-
-def _multi_tensor_mirror_adam(
-    columns: Sequence[Tensors],
-    counts: Sequence[float | Tensor],
-    p: float,
-    watch: Watch | None,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    *moments: Any,
-) -> None:
-    gathered = None if isinstance(lr, Tensor) else 3
-    steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(counts)}
-    for chunk in chunks(*columns, small=SMALL_IN_MANY_PASSES, keys=counts, gathered=gathered, watch=watch, p=p):
-        if gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0]):
-            subtract = _adam_at_once(chunk, steps[chunk.key], lr, *moments)
-        else:
-            subtract = _adam(chunk.row, chunk.key, lr, *moments)
-        _step(chunk.row, subtract, lr, pull, a, l1, chunk.scratch)
-
-
-def _adam(
-    row: Sequence[Tensor],
-    t: float | Tensor,
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
-) -> Subtract:
+def _adam(chunk: Chunk, lr: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
     """Update the moments; what is returned subtracts lr·m̂/(√v̂ + eps)."""
-    _, theta, _, grad, exp_avg, exp_avg_sq = row
+    _, theta, _, grad, exp_avg, exp_avg_sq = chunk.row
+    t = chunk.key
     grad = grad.to(theta.dtype)
     if maximize:
         grad = -grad
@@ -312,14 +260,12 @@ def _adam(
     return lambda x: subtract_ratio(x, exp_avg, size, lr / ratio)
 
 
-def _adam_at_once(
-    chunk: Chunk, t: Tensor, lr: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool
-) -> Subtract:
+def _adam_at_once(chunk: Chunk, lr: float | Tensor, beta1: float, beta2: float, eps: float, maximize: bool) -> Subtract:
     """The same on a CPU by torch's own kernel, which updates the moments and subtracts in one pass.
 
     It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
     """
-    theta = chunk.row[1]
+    theta, t = chunk.row[1], torch.tensor(chunk.key, dtype=torch.float32)
     _, _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]
@@ -345,19 +291,15 @@ def _adam_at_once(
     return subtract
 
 
-def _step(
-    row: Sequence[Tensor],
-    subtract: Subtract,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    scratch: Scratch,
-) -> None:
+def _step(row: Sequence[Tensor], subtract: Subtract, step: Step, scratch: Scratch) -> None:
     """The step by lr·m̂/(√v̂ + eps), which `subtract` subtracts, plus lr·pull·θ."""
-    if leaves_weights(lr):
+    lr, pull = step.lr, step.pull
+    if row[0] is row[1] and step.a != 1:
+        change = torch.zeros_like(row[0]) if scratch[1] is None else scratch[1].zero_()
+        subtract(change)
+        read_off(row[0], change, step)
         return
-    weight, theta, rest = row[0], row[1], apart(row[1], row[2], l1)
+    weight, theta, rest = row[0], row[1], apart(row[1], row[2], step.l1)
     if rest is theta and (isinstance(pull, Tensor) or pull != 0):
         change = torch.mul(theta, -lr * pull, out=scratch[1])
         subtract(change)
@@ -365,33 +307,7 @@ def _step(
     else:
         subtract_multiple(rest, theta, lr * pull)
         subtract(rest)
-    settle(weight, theta, rest, a, scratch, l1, lr)
-
-
-@outside_compiled
-def _fused_mirror_adam(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    masks: Masks,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    state_steps: Tensors,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    maximize: bool,
-    capturable: bool,
-) -> None:
-    torch._foreach_add_(state_steps, 1)
-    settings = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
-    states = mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
-    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a, l1=l1):
-        kernels().adam(rows, (*scalars, *settings), capturable, **compiled, MAXIMIZE=maximize)
+    settle(weight, theta, rest, step, scratch)
 
 
 def _logs(beta1: float, beta2: float) -> tuple[float, float]:

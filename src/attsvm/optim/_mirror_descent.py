@@ -9,22 +9,19 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, step_lr, zero_pruned, zeros_like
+from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_normalize
 from attsvm.optim._chunks import SMALL, chunks
 from attsvm.optim._edits import Watch
-from attsvm.optim._fused import kernels, launches, outside_compiled
+from attsvm.optim._fused import fused_step, kernels
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_map import (
-    L1,
-    NO_SCRATCH,
     Scratch,
+    Step,
     add_multiple,
     apart,
-    decay_pull,
-    follow,
-    inverse_exponent,
     leaves_weights,
+    read_off,
     settle,
     subtract_multiple,
 )
@@ -103,9 +100,13 @@ class MirrorDescent(MirrorOptimizer):
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
+        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
+            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
+            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
-        fused: the Triton form; by default on CUDA where Triton can be imported. Set it to False to switch it off.
+        fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
+            first step compiles, in about a second, where there is a C++ compiler. False switches it off.
         capturable: allow the step inside a CUDA graph capture.
 
     Example:
@@ -134,6 +135,7 @@ class MirrorDescent(MirrorOptimizer):
         normalize: str | None = None,
         l1: float = 0.0,
         l1_of: str = "mirror",
+        keep_mirror: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -148,6 +150,7 @@ class MirrorDescent(MirrorOptimizer):
             "normalize": normalize,
             "l1": l1,
             "l1_of": l1_of,
+            "keep_mirror": keep_mirror,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -182,26 +185,16 @@ class MirrorDescent(MirrorOptimizer):
         by, norms = group["normalize"], []
         check_normalize(by)  # it may have been edited
         if by is not None:
-            power_sums = partial(kernels().power_sums, weights, capturable=group["capturable"]) if fused else None
-            norms = dual_norms(grads, group["p"], by, power_sums)
+            sums = partial(kernels(weights[0]).power_sums, weights, capturable=group["capturable"]) if fused else None
+            norms = dual_norms(grads, group["p"], by, sums)
         mirror_descent(
             weights,
             [local(grad) for grad in grads],
             *states,
             norms=norms,
-            foreach=group["foreach"],
-            fused=fused,
-            capturable=group["capturable"],
-            lr=group["lr"],
-            p=group["p"],
             momentum=group["momentum"],
             nesterov=group["nesterov"],
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-            masks=masks,
-            l1=group["l1"],
-            l1_of=group["l1_of"],
-            watch=None if fused else self._watcher(weights),
+            **self._shared(group, fused, weights, masks),
         )
 
 
@@ -234,68 +227,25 @@ def mirror_descent(
     ``momentum_buffers`` is empty for momentum 0, and ``norms``, the divisors of the gradients, for none;
     ``masks`` is empty for none, and ``masks[i]`` may be None.
     """
-    lr = step_lr(lr)
-    pull, a, threshold = decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight")
+    step = Step.of(lr, p, weight_decay, l1, l1_of)
     masks = masks or [None for _ in params]
     if fused:
-        states = mirrors, masks, momentum_buffers, norms
-        _fused_mirror_descent(params, grads, *states, lr, pull, a, threshold, momentum, nesterov, maximize, capturable)
+        columns = params, grads, mirrors, masks, momentum_buffers or mirrors, norms or mirrors
+        flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
+        fused_step("descend", columns, rests, watch, step, (momentum,), capturable, **flags)
         return
-    if torch.compiler.is_compiling():
-        follow(params, mirrors, rests, p)
     grads = masked(masks, grads)
     if norms:
         grads = [grad.to(theta.dtype) / norm for grad, theta, norm in zip(grads, mirrors, norms)]
-    one_by_one = foreach is False or torch.compiler.is_compiling() or leaves_weights(lr)
-    path = _single_tensor_mirror_descent if one_by_one else _multi_tensor_mirror_descent
-    columns = params, grads, mirrors, rests, momentum_buffers
-    path(*columns, p, watch, lr, pull, a, threshold, momentum, nesterov, maximize)
+    columns = params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])
+    alone = foreach is False or torch.compiler.is_compiling() or leaves_weights(step.lr)
+    for chunk in chunks(*columns, small=SMALL, alone=alone, watch=watch, p=p):
+        _descend(chunk.row, chunk.scratch, step, momentum, nesterov, maximize)
     zero_pruned(masks, params, mirrors, rests, momentum_buffers or params)
 
 
-def _single_tensor_mirror_descent(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    rests: Tensors,
-    momentum_buffers: Tensors,
-    p: float,
-    watch: Watch | None,
-    *settings: Any,
-) -> None:
-    for row in zip(params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])):
-        if watch is not None:
-            watch.before([row], p)
-        _descend(row, NO_SCRATCH, *settings)
-        if watch is not None:
-            watch.after([row])
-
-
-def _multi_tensor_mirror_descent(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    rests: Tensors,
-    momentum_buffers: Tensors,
-    p: float,
-    watch: Watch | None,
-    *settings: Any,
-) -> None:
-    columns = params, mirrors, rests, grads, *([momentum_buffers] if momentum_buffers else [])
-    for chunk in chunks(*columns, small=SMALL, watch=watch, p=p):
-        _descend(chunk.row, chunk.scratch, *settings)
-
-
 def _descend(
-    row: Sequence[Tensor],
-    scratch: Scratch,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    momentum: float,
-    nesterov: bool,
-    maximize: bool,
+    row: Sequence[Tensor], scratch: Scratch, step: Step, momentum: float, nesterov: bool, maximize: bool
 ) -> None:
     weight, theta, rest, grad, *buffers = row
     direction = grad.to(theta.dtype)
@@ -304,31 +254,11 @@ def _descend(
     for buffer in buffers:
         buffer.mul_(momentum).add_(direction)
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
-    if leaves_weights(lr):
+    if leaves_weights(step.lr):
         return
-    rest = apart(theta, rest, l1)
-    subtract_multiple(rest, add_multiple(direction, theta, pull, scratch[1]), lr)
-    settle(weight, theta, rest, a, scratch, l1, lr)
-
-
-@outside_compiled
-def _fused_mirror_descent(
-    params: Tensors,
-    grads: Tensors,
-    mirrors: Tensors,
-    masks: Masks,
-    momentum_buffers: Tensors,
-    norms: Tensors,
-    lr: float | Tensor,
-    pull: float | Tensor,
-    a: float,
-    l1: L1,
-    momentum: float,
-    nesterov: bool,
-    maximize: bool,
-    capturable: bool,
-) -> None:
-    flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
-    states = mirrors, masks, momentum_buffers or mirrors, norms or mirrors
-    for rows, scalars, compiled in launches(params, grads, *states, lr=lr, pull=pull, a=a, l1=l1):
-        kernels().descend(rows, (*scalars, momentum), capturable, **compiled, **flags)
+    if theta is weight and step.a != 1:
+        read_off(weight, direction * -step.lr, step)
+        return
+    rest = apart(theta, rest, step.l1)
+    subtract_multiple(rest, add_multiple(direction, theta, step.pull, scratch[1]), step.lr)
+    settle(weight, theta, rest, step, scratch)

@@ -24,7 +24,19 @@ class L1(NamedTuple):
     of_weight: bool  # of the weight, not of its mirror variable
 
 
-NO_L1 = L1(0.0, False)
+class Step(NamedTuple):
+    """What a group's arithmetic is told, apart from its moments."""
+
+    lr: float | Tensor
+    pull: float | Tensor  # of weight decay
+    a: float  # the exponent 1/(p − 1)
+    l1: L1
+
+    @classmethod
+    def of(cls, lr: float | Tensor, p: float, weight_decay: float, l1: float, l1_of: str) -> "Step":
+        if isinstance(lr, Tensor):  # a number, but where reading it would sync or recompile
+            lr = lr.squeeze() if torch.compiler.is_compiling() or lr.is_cuda else lr.item()
+        return cls(lr, decay_pull(lr, weight_decay, p), inverse_exponent(p), L1(l1, l1_of == "weight"))
 
 
 def inverse_exponent(p: float) -> float:
@@ -138,21 +150,14 @@ def leaves_weights(lr: float | Tensor) -> bool:
     return not isinstance(lr, Tensor) and lr == 0
 
 
-def settle(
-    weight: Tensor,
-    theta: Tensor,
-    rest: Tensor,
-    a: float,
-    scratch: Scratch,
-    l1: L1 = NO_L1,
-    lr: float | Tensor = 0.0,
-) -> None:
+def settle(weight: Tensor, theta: Tensor, rest: Tensor, step: Step, scratch: Scratch) -> None:
     """θ ← θ + rest, rest ← what this sum lost by rounding, weight ← sign(θ)|θ|^a; with `l1` a soft threshold of both.
 
     A rounding of θ is `a` times as large in the weight: at p = 1.1 a hundred of them make 2.5e-6. So steps are
     subtracted from `rest`, and what is lost goes into the next. Where nothing is kept `rest` is `theta` itself; at
     p = 2 `theta` may be `weight` itself.
     """
+    lr, _, a, l1 = step
     of_mirror, of_weight = l1.strength > 0, l1.strength > 0 and l1.of_weight and a != 1
     if of_mirror and not of_weight:
         shrink_pair(theta, rest, lr * l1.strength)
@@ -172,6 +177,20 @@ def settle(
             rest.copy_(exact.sub_(theta))
     elif theta is not weight:
         signed_power(theta, a, scratch, out=weight)
+
+
+def read_off(weight: Tensor, change: Tensor, step: Step) -> None:
+    """The step θ ← θ + change of a θ that is not kept but read off the weight, in float64: the weight is a record of θ
+    that is `a` times as fine."""
+    lr, pull, a, l1 = step
+    theta = signed_power(weight.to(torch.float64), 1 / a)
+    theta.add_(change - lr * pull * theta)
+    if l1.strength > 0 and not l1.of_weight:
+        shrink(theta, lr * l1.strength)
+    value = signed_power(theta, a)
+    if l1.strength > 0 and l1.of_weight:
+        shrink(value, lr * l1.strength)
+    weight.copy_(value)
 
 
 def apart(theta: Tensor, rest: Tensor, l1: L1) -> Tensor:

@@ -61,8 +61,9 @@ class GradualPruning:
             of the query, key and value matrices.
         regrow: at every change of the masks so many of the weights that stay, as a share, are exchanged for the pruned
             ones with the largest gradient; the share falls to 0 along a cosine until `end`. With
-            ``initial=sparsity, start=0`` this is RigL. Gradients must still be there when :meth:`step` is called.
-            They start at 0 again; for p < 2, where 0 is sticky, as large as the smallest weight that was kept.
+            ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
+            must still be there when :meth:`step` is called. They start at 0 again; for p < 2, where 0 is sticky, as
+            large as the smallest weight that was kept.
         params: what to prune. By default the matrices in the groups "attention" and "matrices" of
             :func:`~attsvm.optim.param_groups`.
         heads: number of heads, for ``structure="head"``.
@@ -206,28 +207,32 @@ class GradualPruning:
             if param.grad is None:
                 raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
             gradients.append(local(param.grad))
-        part = self.regrow / 2 * (1 + math.cos(math.pi * (self.count - self.first) / max(self.last - self.first, 1)))
+        done = (self.count - self.first) / max(self.last - self.first, 1)
+        exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
         kept = min(local(p).abs()[before[p]].min().item() for p in self.params if before[p].any())
         # No more is dropped than can be taken back: nothing while no weight has been pruned before.
         out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
-        self._prune(share + min(part * (1 - share), out))
+        self._prune(share + min(exchanged * (1 - share), out))
         if out == 0:
             return
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
-        scores = []
-        for param, grad in zip(self.params, gradients):
-            free = ~masks[param] & ~before[param]
-            scores.append(torch.where(free, 1 / (grad.abs().float() + 1e-30), torch.inf))
-        stay = sum(int(masks[param].sum()) for param in self.params)
-        total = sum(mask.numel() for mask in masks.values())
-        wanted = total - round(share * total) - stay
-        if wanted <= 0:
-            return
-        grown = smallest(scores, [1] * len(scores), wanted / total)
-        for param, grad, back in zip(self.params, gradients, grown):
-            self._set(param, masks[param] | back)
-            self._wake(param, grad, back, kept)
+        together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
+        for part in together:
+            params = [self.params[i] for i in part]
+            scores = []
+            for i, param in zip(part, params):
+                free = ~masks[param] & ~before[param]
+                scores.append(torch.where(free, 1 / (gradients[i].abs().float() + 1e-30), torch.inf))
+            stay = sum(int(masks[param].sum()) for param in params)
+            total = sum(masks[param].numel() for param in params)
+            wanted = total - round(share * total) - stay
+            if wanted <= 0:
+                continue
+            grown = smallest(scores, [1] * len(scores), wanted / total)
+            for i, param, back in zip(part, params, grown):
+                self._set(param, masks[param] | back)
+                self._wake(param, gradients[i], back, kept)
 
     def _wake(self, param: Tensor, grad: Tensor, back: Tensor, size: float) -> None:
         """Near p = 1 a weight at 0 hardly moves: there it starts at `size`, downhill."""

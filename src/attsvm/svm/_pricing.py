@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.svm._augmented import WorkingRows
+from attsvm.svm._embedding import EmbeddingProblem
 from attsvm.svm._exact import UNIT, power_of_two, two_sum, values
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._rows import Rows
@@ -112,6 +113,48 @@ class TokenPricing:
         query, t = code // self.data.T, code % self.data.T
         first = self.first.flatten()[query]
         return query * (self.data.T - 1) + t - (t > first).long()
+
+
+class EmbeddingPricing:
+    """Rows E_first − E_other; the code of a row is its number, and all rows with the same other token are a query."""
+
+    def __init__(self, problem: EmbeddingProblem) -> None:
+        self.problem = problem
+
+    def worst(self, W: Tensor) -> Priced:
+        value, tied = self.problem.values(W), self.problem.tied
+        ratio, code = self._least(value.where(~tied, torch.inf))
+        off, off_code = self._least(-value.abs().where(tied, 0.0))
+        return Priced(ratio, code, -off, off_code)
+
+    def _least(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest value of every query, and a row that has it."""
+        query = self.problem.other
+        least = value.new_full((len(self.problem.E),), torch.inf).scatter_reduce_(0, query, value, "amin")
+        at = (value == least[query]).nonzero()[:, 0]
+        return least, torch.zeros_like(least, dtype=torch.long).scatter_(0, query[at], at)
+
+    def bounds(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        problem = self.problem
+        value, size = problem.values(W), problem.E.double().abs() @ W.abs()[:, 0]
+        error = 1.01 * (len(W) + 20) * UNIT * (size[problem.first] + size[problem.other]) + 1e-300
+        least = (value - error).where(~problem.tied, torch.inf).amin()
+        return least, torch.where(problem.tied, value.abs() + error, 0.0).amax()
+
+    def pick(self, code: Tensor) -> WorkingRows:
+        problem = self.problem
+        E, tied = problem.E.double(), problem.tied[code]
+        A, low = two_sum(E[problem.first[code]], -E[problem.other[code]])
+        return scaled(A, low, A.new_ones(len(A), 1), (~tied).double(), tied, code)
+
+    def total(self) -> Tensor:
+        problem, asked = self.problem, (~self.problem.tied).double()
+        weight = asked.new_zeros(len(problem.E)).index_add_(0, problem.first, asked)
+        weight.index_add_(0, problem.other, asked, alpha=-1)
+        return (weight @ problem.E.double())[:, None]
+
+    def rows_of(self, code: Tensor) -> Tensor:
+        return code
 
 
 class FormedPricing:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_bool, as_count, as_float, as_index, check_real, describe
+from attsvm.checks import as_bool, as_count, as_float, check_real, describe
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
@@ -139,15 +139,13 @@ class _Formed:
         return self if problem is None else getattr(problem.formed(), self.name)
 
 
-class TokenProblem(MarginProblem):
-    """One instance of (Gen-SVM) with so many rows that only tokens and selected sets are kept.
+class UnformedProblem(MarginProblem):
+    """One instance with so many rows that only what they are made of is kept.
 
     `solve` and `least_margin` price the rows by matrix products. A, b and the others are formed when they are asked
     for, anew each time, which takes more than twice the memory of the tokens.
     """
 
-    data: TokenData
-    sets: Tensor
     A: Any = _Formed()
     Z: Any = _Formed()
     b: Any = _Formed()
@@ -156,16 +154,23 @@ class TokenProblem(MarginProblem):
     token: Any = _Formed()
     A_low: Any = _Formed()
 
+    @property
+    def B(self) -> int:
+        return 1
+
+
+class TokenProblem(UnformedProblem):
+    """One instance of (Gen-SVM) with so many rows that only tokens and selected sets are kept."""
+
+    data: TokenData
+    sets: Tensor
+
     def __init__(self, data: TokenData, sets: Tensor) -> None:
         for name, value in (("data", data), ("sets", sets), ("layout", (data.n, data.K, data.T))):
             object.__setattr__(self, name, value)
 
     def formed(self) -> MarginProblem:
         return _formed(self.data, self.sets)
-
-    @property
-    def B(self) -> int:
-        return 1
 
     @property
     def rows(self) -> int:
@@ -183,7 +188,7 @@ class TokenProblem(MarginProblem):
         """⟨(x_first − x_t) ⊗ z, W⟩ (c, K, T), a few samples at a time: for the tokens outside the selected sets, and
         for those inside; infinite, and zero, where there is no such row."""
         data, W = self.data, W.double()
-        step = max(1, _BLOCK // (data.T * (data.d + data.K)))
+        step = max(1, _BLOCK[data.device.type == "cuda"] // (data.T * (data.d + data.K)))
         for start in range(0, data.n, step):
             part = slice(start, min(start + step, data.n))
             X, sets = data.X[0, part].double(), self.sets[0, part]
@@ -193,8 +198,8 @@ class TokenProblem(MarginProblem):
             yield part, value.where(outside, torch.inf), value.where(sets, 0.0)
 
 
-_BLOCK = 2**22
-"""Entries of the tokens that are priced together."""
+_BLOCK = (2**22, 2**26)
+"""Entries of the tokens that are priced together: what a CPU has in its cache, and on a GPU few large products."""
 
 
 def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
@@ -249,23 +254,6 @@ def head_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
     x = _at(data.X, tokens[..., None])[..., 0, :]
     A = data.Y[..., None] * x  # without rounding: labels are ±1
     return MarginProblem.from_rows(A.flatten(1, 2))
-
-
-def embedding_svm(E: Any, sequences: Any, p: Any, tol: float = 1e-9) -> MarginProblem:
-    """Eq. (9) of trained-embeddings: the max-margin ⟨cls⟩ vector with the selection of p.
-
-    E (|S|, d) embeddings, `sequences` (n, T) token numbers padded with −1, p (d,). In every sequence the tokens of
-    largest p·E_s (ties within `tol`) are the selected ones.
-    """
-    E = as_float("E", E)
-    sequences = as_index("sequences", sequences).to(E.device)
-    p = as_float("p", p, like=E)
-    if E.ndim != 2 or p.shape != E.shape[1:]:
-        raise AttsvmError(f"E must have shape (|S|, d) and p (d,), but got {tuple(E.shape)} and {tuple(p.shape)}.")
-    if sequences.ndim != 2 or bool(((sequences < -1) | (sequences >= len(E))).any()):
-        raise AttsvmError(f"sequences must be (n, T) token numbers in 0..{len(E) - 1}, padded with −1.")
-    data = TokenData.cls(E[sequences.clamp_min(0)], mask=sequences >= 0)
-    return gen_svm(data, data.selected_sets(p[:, None], tol))
 
 
 def _check_sets(data: TokenData, selected: Any) -> Tensor:

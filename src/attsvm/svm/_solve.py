@@ -25,7 +25,7 @@ from attsvm.svm._matched import matched
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
-from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, head_svm, is_large
+from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, head_svm, is_large
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
@@ -88,7 +88,7 @@ def solve(
 
 def _by_working_set(problem: MarginProblem) -> bool:
     """Whether margins are asked for, not interpolation: only then W may be scaled."""
-    if isinstance(problem, TokenProblem):
+    if isinstance(problem, UnformedProblem):
         return True
     tied = problem.present & problem.equality
     return not bool((tied & (problem.b != 0)).any())

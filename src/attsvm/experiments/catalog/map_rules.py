@@ -45,8 +45,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     rule, norm, lr, steps = RULES[params["rule"]]
     data = sphere(*SIZES[params["size"]], trials=trials, seed=0).to(device)
     options: dict[str, Any] = {"steps": steps, "lr": lr, "record": ("norm",), "at": [steps]}
-    # In batches of this size a compiler pays early, but not where the step is a decomposition.
-    options["compile"] = steps > 10000
+    options["compile"] = steps >= 5000  # in batches of this size a compiler pays early
     result = train(data, norm, **options) if rule is None else train(data, rule=rule, **options)
     columns: dict[str, np.ndarray] = {"tokens": array(result.tokens[:, :, 0])}
     for other in NORMS:
@@ -137,11 +136,9 @@ EXPERIMENT = Experiment(
     times=lambda params: 5 if params["size"] == MAIN else 1,
     quick=8,
     quick_grid={"size": [MAIN]},
-    batch=125,
-    cost=lambda params: (
-        (0.1 if RULES[params["rule"]][1] != "spectral" else 0.25) * (SIZES[params["size"]][2] / 10) ** 2
-    ),
-    version=2,
+    batch=250,
+    cost=lambda params: 0.1 * (SIZES[params["size"]][2] / 10) ** 2,
+    version=3,
     remark="The norms of the SVMs are those of the tokens that each run selected. ℓ∞ and spectral optima need not be "
     "unique, so margins are compared, not directions. Sign descent and momentum take constant steps: with growing ones "
     "the first oscillates, and the second remembers gradients that are far larger than today's.",

@@ -1,0 +1,86 @@
+"""Polar factors inside a compiled step: a kernel, several times as fast as a decomposition of each matrix."""
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attsvm.geometry import Nuclear, Spectral
+from attsvm.objective import trial_first, trial_last
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic that Muon iterates; they take singular values to about 1, not exactly to it."""
+
+
+def polar(M: Tensor, newton_schulz: int = 0, rank_one: bool = False) -> Tensor:
+    """U Vᵀ of M = U S Vᵀ (d, e, B): exactly, without singular values that are rounding, or by steps of the quintic; or
+    its part u₁v₁ᵀ of the largest singular value."""
+    if torch.compiler.is_compiling() and M.device.type == "cpu":
+        return _compiled(M.contiguous(), newton_schulz, rank_one)
+    return _eager(M, newton_schulz, rank_one)
+
+
+def _eager(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
+    if newton_schulz:
+        return _quintic(M, newton_schulz)
+    return trial_last((Nuclear() if rank_one else Spectral()).dual_unit(trial_first(M)))
+
+
+def _quintic(M: Tensor, steps: int) -> Tensor:
+    """X ← aX + (bA + cA²)X with A = XXᵀ, from M/‖M‖_F."""
+    a, b, c = NEWTON_SCHULZ
+    X = trial_first(M)
+    wide = X.shape[-2] > X.shape[-1]
+    X = (X.mT if wide else X).contiguous()
+    size = torch.linalg.matrix_norm(X, keepdim=True)
+    X = X / torch.where(size > 0, size, 1.0)
+    for _ in range(steps):
+        A = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    return trial_last(X.mT if wide else X)
+
+
+@torch.library.custom_op("attsvm::polar", mutates_args=())
+def _compiled(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
+    kernel = _kernel()
+    if kernel is None:
+        return _eager(M, newton_schulz, rank_one)
+    G = M.double()
+    out = torch.empty_like(G)
+    d, e, trials = G.shape
+    noise = 8 * max(d, e) * torch.finfo(torch.float64).eps  # as in Spectral().dual_unit
+    coefficients = (ctypes.c_double * 3)(*NEWTON_SCHULZ)
+    kernel(G.data_ptr(), out.data_ptr(), d, e, trials, noise, newton_schulz, coefficients, rank_one)
+    return out.to(M.dtype)
+
+
+@_compiled.register_fake
+def _(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
+    return torch.empty_like(M)
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[..., None] | None:
+    """The compiled kernel, None where it cannot be compiled. It is compiled anew in every process, in a second, into a
+    folder of its own: no library is taken from where another user may have put it."""
+    compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
+    if compiler is None:
+        return None
+    flags = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-Wno-psabi")
+    with as_file(files("attsvm.dynamics") / "polar.cpp") as source, tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "polar.so"
+        done = subprocess.run([compiler, *flags, str(source), "-o", str(library)], capture_output=True, check=False)
+        if done.returncode:
+            return None
+        kernel = ctypes.CDLL(str(library)).polar_factors
+    real, count, address = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
+    kernel.argtypes = [address, address, count, count, count, real, count, address, ctypes.c_int]
+    kernel.restype = None
+    return kernel

@@ -1,0 +1,116 @@
+"""What the experiments on sparse training share: the kept rows of benchmarks/sparse, curves, leads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attsvm.errors import AttsvmError
+from attsvm.experiments._checks import Check
+from attsvm.experiments._draw import Axes, Series
+from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.experiments.transformers import interval
+
+__all__ = ["SEEDS", "SHARES", "SOURCE", "chosen_rate", "curve", "exact_zeros", "kept_rows", "lead", "method_of", "read"]
+
+SOURCE = "sparse"
+"""The data set's name: a folder with rows.parquet, the kept rows of benchmarks/sparse."""
+SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
+SEEDS = (1, 2, 3)
+TUNED_AT = 0.9
+
+Row = dict[str, Any]
+
+
+@lru_cache(1)
+def kept_rows(folder: str) -> tuple[Row, ...]:
+    """The rows of benchmarks/sparse, one per training run."""
+    path = Path(folder) / "rows.parquet"
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise AttsvmError("kept rows need pyarrow: pip install 'attsvm[transformer]'.") from error
+    try:
+        rows = parquet.read_table(path).to_pylist()
+        return tuple({**row, "options": json.loads(row["options"])} for row in rows)
+    except (OSError, ArrowException, KeyError, ValueError) as error:
+        raise AttsvmError(f"--data {SOURCE} must be a folder with the rows.parquet of benchmarks/sparse: {path} is "
+                          "not such a file.") from error  # fmt: skip
+
+
+def method_of(row: Row) -> str:
+    """The name of a method, with its options."""
+    options = dict(row["options"])
+    titles = {"adamw": "AdamW", "muon": "Muon", "mirror": "MirrorAdam", "rigl": "RigL", "adabreg": "AdaBreg"}
+    title = {**titles, "padam": "pAdam"}.get(row["method"], str(row["method"]))
+    named = [f" p = {options.pop('p'):g}"] if "p" in options else []
+    values = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in sorted(options.items()))
+    return title + "".join([*named, *(f", {name} = {value}" for name, value in values)])
+
+
+def chosen_rate(rows: Sequence[Row], share: float) -> Row | None:
+    """Of one method's rows the tuning run with the smallest validation loss: dense for dense runs, else at 90%."""
+    at = 0.0 if share == 0 else TUNED_AT
+    tuned = [row for row in rows if row["note"] == "tune" and row["sparsity"] == at]
+    return min(tuned, key=lambda row: row["validation"] if math.isfinite(row["validation"]) else math.inf, default=None)
+
+
+def read(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
+    """Test losses of the fresh seeds at the chosen rate, and of the seed that chose it; nan where there is no run."""
+    rows = [row for row in kept_rows(data[SOURCE]) if method_of(row) == params["method"]]
+    rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
+    there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
+    fresh = {row["seed"]: row for row in there if row["note"] == "main"}
+    found = [fresh.get(SEEDS[trial], {}) for trial in trials]
+    columns = {name: np.array([row.get(name, np.nan) for row in found]) for name in ("test", "zeros", "lr")}
+    tuned = best["test"] if best is not None and best["sparsity"] == share else np.nan
+    return columns | {"tuned": np.full(len(found), tuned)}
+
+
+def curve(ax: Axes, rows: Rows, look: Series, label: str) -> None:
+    """Means of seeds with their 95% intervals, over the share of entries that are not 0; a hollow mark where there is
+    only the seed that chose the rate."""
+    points = []
+    for params, columns in rows:
+        there = np.isfinite(columns["test"])
+        if there.any():
+            points.append((100 * (1 - columns["zeros"][there].mean()), *interval(columns["test"][there]), True))
+        elif np.isfinite(columns["tuned"][0]):
+            points.append((100 * (1 - params["sparsity"]), columns["tuned"][0], np.nan, False))
+    if not points:
+        return
+    x, mean, half, fresh = (np.array(column) for column in zip(*sorted(points)))
+    ax.plot(x, mean, color=look.colour, ls=look.line, lw=1.4, label=label)
+    for marks, face in ((fresh, look.colour), (~fresh, "white")):
+        style: dict[str, Any] = {"color": look.colour, "markerfacecolor": face, "ms": 5, "capsize": 3}
+        ax.errorbar(x[marks], mean[marks], np.nan_to_num(half[marks]), fmt=look.marker, ls="none", **style)
+
+
+def share_axis(ax: Axes, title: str) -> None:
+    ax.set(xscale="log", xlabel="entries that are not 0, %", title=title)
+    ax.set_xticks([100, 50, 20, 10, 5, 2], ["100", "50", "20", "10", "5", "2"])
+    ax.minorticks_off()
+    ax.invert_xaxis()
+
+
+def lead(what: str, base: np.ndarray, ours: np.ndarray, bar: float) -> Check:
+    """Whether a loss is so much lower than AdamW's, and the intervals of both do not overlap."""
+    there = np.isfinite(base - ours)
+    (a, half_a), (b, half_b), (ahead, half) = (interval(v[there]) for v in (base, ours, base - ours))
+    apart = abs(a - b) > half_a + half_b
+    found = f"{ahead:+.3f} ± {half:.3f} ({b:.3f} ± {half_b:.3f} against {a:.3f} ± {half_a:.3f}, {there.sum()} seeds)"
+    return Check(f"{what} is below AdamW by {bar}, beyond the noise", "", found, bool(ahead >= bar and apart))
+
+
+def exact_zeros(rows: Rows) -> Check:
+    """Of all pruned runs."""
+    zeros = [(p["sparsity"], c["zeros"][np.isfinite(c["zeros"])]) for p, c in rows if p["sparsity"] > 0]
+    far = max((float(np.abs(share - found).max()) for share, found in zeros if len(found)), default=np.nan)
+    return Check("the share of exact zeros is the one asked for", "", f"within {far:.0e}", far < 1e-4)

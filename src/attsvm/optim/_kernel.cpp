@@ -1,0 +1,271 @@
+// One step of a mirror optimizer in one pass over memory, entry by entry as in `_mirror_map.settle`.
+//
+// What a group of parameters shares is compiled in:
+//   ADAM       Adam's moments, else a momentum
+//   N          the exponent 1/(p − 1) where it is whole and small, −1 for 1/2, else 0: any
+//   BF16       weights are bfloat16;  BF16_GRAD: gradients are
+//   MIRROR     the mirror variable θ is kept apart from the weight
+//   LEAN       θ is not kept, but read off the weight in float64
+//   KEEP       what the roundings of θ lose is kept
+//   MASK       pruned entries stay 0
+//   L1         a soft threshold: 1 of θ, 2 of the weight
+//   MAXIMIZE, MOMENTUM, NESTEROV, NORMALIZE
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int64_t BLOCK = 512;  // entries that stay in the first cache between the look for edits and the step
+constexpr int LANES = 16;
+
+struct Row {
+    int64_t weight, grad, theta, kept;
+#if ADAM
+    int64_t avg, avg_sq, step;
+#else
+    int64_t buffer, norm;
+#endif
+    int64_t rest, sums, numel;
+};
+
+struct Scalars {
+    double lr, pull, exponent, l1;
+#if ADAM
+    double weight1, beta2, weight2, log_beta1, log_beta2, eps;
+#else
+    double momentum;
+#endif
+};
+
+template <class To, class From> inline To bits(From x) {
+    static_assert(sizeof(To) == sizeof(From));
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+
+inline float widen(float x) { return x; }
+inline float widen(uint16_t x) { return bits<float>(uint32_t(x) << 16); }
+
+inline uint16_t rounded(float x) {  // to the nearest bfloat16, ties to even
+    uint32_t u = bits<uint32_t>(x);
+    return x != x ? 0x7fc0 : uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+#if BF16
+using Weight = uint16_t;
+inline uint16_t stored(float x) { return rounded(x); }
+#else
+using Weight = float;
+inline float stored(float x) { return x; }
+#endif
+typedef uint32_t Sums __attribute__((vector_size(LANES * 4)));
+#if BF16
+typedef uint16_t Words __attribute__((vector_size(LANES * 2)));
+#else
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+#endif
+#if LEAN
+using Real = double;
+#else
+using Real = float;
+#endif
+#if BF16_GRAD
+using Grad = uint16_t;
+#else
+using Grad = float;
+#endif
+
+// c + c'x + c''x² + …
+template <class T> inline T sum(T, double c) { return T(c); }
+template <class T, class... More> inline T sum(T x, double c, More... more) { return std::fma(x, sum(x, more...), T(c)); }
+
+// size^a for size >= 0, as 2^(a·log2(size)) by series, which compilers vectorise: to a/2 roundings of a float32 and, in
+// float64, to 1e-10.
+template <class T> inline T any_power(T size, double a) {
+    const float near = float(size);
+    const bool tiny = near < 1.17549435e-38f;
+    const uint32_t u = bits<uint32_t>(tiny ? near * 4294967296.0f : near);
+    const int32_t k = int32_t(u - 0x3f3504f3u) >> 23;  // near = m·2^k with m from √½ to √2
+    const T m = bits<float>(u - (uint32_t(k) << 23));
+    const T s = (m - 1) / (m + 1), q = s * s;
+    const T log = T(2.8853900817779268) * s * sum(q, 1., 1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13);
+    const T exponent = T(k - (tiny ? 32 : 0)), factor = T(a), high = exponent * factor;
+    const T low = std::fma(exponent, factor, -high) + exponent * T(a - factor);  // what high, a large number, has lost
+    const T most = std::rint(high), part = (high - most) + (low + factor * log);
+    const T more = std::rint(part), f = T(0.69314718055994531) * (part - more);
+    T whole = most + more;
+    whole = whole < -252 ? -252 : whole > 254 ? 254 : whole;
+    T power = sum(f, 1., 1., 1. / 2, 1. / 6, 1. / 24, 1. / 120, 1. / 720, 1. / 5040, 1. / 40320, 1. / 362880);
+    const int32_t half = int32_t(whole) >> 1;  // twice, so that what has underflowed is 0
+    power = power * bits<float>(uint32_t(half + 127) << 23) * bits<float>(uint32_t(int32_t(whole) - half + 127) << 23);
+    if (sizeof(T) > sizeof(float)) power *= 1 + factor * (size - near) / near;
+    power = near == INFINITY ? T(INFINITY) : power;
+    return near > 0 ? power : size;  // 0 and nan
+}
+
+// x^K by squares and cubes.
+template <int K, class T> inline T power(T x) {
+    if constexpr (K == 0) return 1;
+    else if constexpr (K == 1) return x;
+    else if constexpr (K == 2) return x * x;
+    else if constexpr (K == 3) return x * x * x;
+    else if constexpr (K % 3 == 0) return power<3, T>(power<K / 3, T>(x));
+    else if constexpr (K % 2 == 0) return power<2, T>(power<K / 2, T>(x));
+    else return power<K - 1, T>(x) * x;
+}
+
+// sign(x)|x|^a
+template <class T> inline T signed_power(T x, double a) {
+    if constexpr (N > 0) {
+        T slope = power<(N > 0 ? N - 1 : 0), T>(x);
+        return (N % 2 ? slope : std::fabs(slope)) * x;
+    } else if constexpr (N == -1) {
+        return std::copysign(std::sqrt(std::fabs(x)), x);
+    } else {
+        return std::copysign(any_power(std::fabs(x), a), x);
+    }
+}
+
+// θ of a weight.
+inline double read_off(double weight, double a) {
+    const double size = std::fabs(weight);
+    return std::copysign(N == 2 ? std::sqrt(size) : any_power(size, 1 / a), weight);
+}
+
+// Whether a weight is the rounding of a number that close to the expected one.
+inline bool means(float weight, float expected, float tolerance) {
+#if BF16
+    float low = widen(rounded(expected * (1 - tolerance))), high = widen(rounded(expected * (1 + tolerance)));
+    bool close = weight >= (low < high ? low : high) && weight <= (low < high ? high : low);
+#else
+    bool close = weight == expected || std::fabs(weight - expected) <= tolerance * std::fabs(expected);
+#endif
+    return close || (weight != weight && expected != expected);
+}
+
+// θ of the weights that others changed.
+inline void follow(const Weight *weight, float *theta, float *rest, int64_t size, double a) {
+    float tolerance = float((16 + a) * 1.1920929e-7);
+    int edited = 0;
+    for (int64_t i = 0; i < size; i++)
+        edited |= !means(widen(weight[i]), signed_power(theta[i], a), tolerance);
+    if (!edited) return;
+    for (int64_t i = 0; i < size; i++) {
+        float w = widen(weight[i]);
+        if (!means(w, signed_power(theta[i], a), tolerance)) {
+            theta[i] = float(read_off(w, a));
+            if (KEEP) rest[i] = 0;
+        }
+    }
+}
+
+// Two sums of the bits, the second of which depends on their order.
+inline int64_t signature(const Weight *weight, int64_t size) {
+    Sums once = {}, twice = {};
+    auto add = [&](const Words &words) {
+        const Sums x = __builtin_convertvector(words, Sums);
+        once += x ^ (x >> 16);  // the sign too, so that two changes of it do not cancel
+        twice += once;
+    };
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Words words;
+        std::memcpy(&words, weight + i, sizeof words);
+        add(words);
+    }
+    Words last = {};
+    std::memcpy(&last, weight + i, (size - i) * sizeof(Weight));
+    add(last);
+    // An odd multiple of every word, so that a change of one is never lost.
+    const Sums mixed = (once + 2 * twice) * (0x9e3779b1u * Sums{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+    uint32_t sum = 0;
+    for (int k = 0; k < LANES; k++) sum += mixed[k];
+    return sum;
+}
+
+inline Real clamped(Real x, Real bound) { return x < -bound ? -bound : x > bound ? bound : x; }
+
+void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
+    auto *weight = (Weight *)row.weight;
+    auto *grad = (const Grad *)row.grad;
+    auto *theta = (float *)row.theta, *rest = (float *)row.rest;
+    auto *kept = (const uint8_t *)row.kept;
+    auto *sums = (int64_t *)row.sums;
+    const float lr = float(s.lr), decay = float(s.lr * s.pull), bound = float(s.lr * s.l1);
+#if ADAM
+    auto *avg = (float *)row.avg, *avg_sq = (float *)row.avg_sq;
+    const double t = *(const float *)row.step;
+    const double correction1 = -std::expm1(t * s.log_beta1), root = std::sqrt(-std::expm1(t * s.log_beta2));
+    const float weight1 = float(s.weight1), beta2 = float(s.beta2), weight2 = float(s.weight2);
+    const float rate = float(s.lr * root / correction1), eps = float(s.eps * root);
+#else
+    auto *buffer = (float *)row.buffer;
+    const float momentum = float(s.momentum);
+    const float norm = NORMALIZE ? *(const float *)row.norm : 1;
+#endif
+    for (int64_t start = first; start < last; start += BLOCK) {
+        const int64_t end = start + BLOCK < last ? start + BLOCK : last;
+        // To compare takes no time where powers are products: the step waits for memory. Others are compared only where
+        // the weights are not those that the last step left.
+        const bool compare = N > 0 || signature(weight + start, end - start) != sums[start / BLOCK];
+        if (MIRROR && compare) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
+#pragma GCC ivdep
+        for (int64_t i = start; i < end; i++) {
+            const bool keep = MASK ? kept[i] != 0 : true;
+            const float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
+            Real x = LEAN ? Real(read_off(widen(weight[i]), s.exponent)) : theta[i];
+            Real change = KEEP ? rest[i] : 0.0f;
+#if ADAM
+            float m = avg[i] + weight1 * (g - avg[i]);
+            float v = beta2 * avg_sq[i] + weight2 * g * g;
+            avg[i] = m = keep ? m : 0.0f;
+            avg_sq[i] = v = keep ? v : 0.0f;
+            change = change - decay * x - rate * m / (std::sqrt(v) + eps);
+#else
+            float d = NORMALIZE ? g / norm : g;
+            if (MOMENTUM) {
+                float b = momentum * buffer[i] + d;
+                buffer[i] = b = keep ? b : 0.0f;
+                d = NESTEROV ? d + momentum * b : b;
+            }
+            change = change - decay * x - lr * d;
+#endif
+            if (L1 == 1) {
+                const Real value = x + change;
+                const bool inside = std::fabs(value) <= bound;
+                change = inside ? Real(0) : change - clamped(value, bound);
+                x = inside ? Real(0) : x;
+            }
+            Real next = x + change;
+            float left = float(change + (x - next)), w;
+            if (L1 == 2) {  // in float64: next to the threshold the difference is small
+                double value = signed_power(double(next) + (KEEP ? left : 0.0f), s.exponent);
+                const double size = std::fabs(value) - s.lr * s.l1;
+                value = size <= 0 ? 0.0 : std::copysign(size, value);
+                const double exact = read_off(value, s.exponent);
+                w = float(value), next = float(exact), left = float(exact - double(next));
+            } else {
+                w = float(signed_power(next, s.exponent));
+            }
+            if (!LEAN) theta[i] = keep ? float(next) : 0.0f;
+            if (KEEP) rest[i] = keep ? left : 0.0f;
+            if (MIRROR || LEAN) weight[i] = keep ? stored(w) : Weight(0);
+        }
+        if (MIRROR && N <= 0) sums[start / BLOCK] = signature(weight + start, end - start);
+    }
+}
+
+inline int64_t blocks(int64_t entries) { return (entries + BLOCK - 1) / BLOCK * BLOCK; }
+
+}  // namespace
+
+// Entries `first` to `last` of all rows one after another, up to whole blocks.
+extern "C" void attsvm_step(const Row *rows, const Scalars *scalars, int64_t first, int64_t last) {
+    for (int64_t start = 0; start < last; start += rows++->numel) {
+        const int64_t numel = rows->numel, from = first > start ? blocks(first - start) : 0, to = blocks(last - start);
+        if (from < numel) step(*rows, *scalars, from, to < numel ? to : numel);
+    }
+}

@@ -1,0 +1,145 @@
+"""The fused step on a CPU: the same step as the others, in turns with them, by any number of threads."""
+
+import pytest
+import torch
+from small_task import MAKERS, fit, network, same
+from torch import Tensor, nn
+
+from attsvm import AttsvmError
+from attsvm.optim import MirrorAdam, MirrorDescent, _native
+
+pytestmark = pytest.mark.skipif(_native.compiler() is None, reason="needs a C++ compiler")
+by_name = pytest.mark.parametrize("name", MAKERS)
+
+
+def gradients(steps: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, generator=generator) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("adam", {"p": 1.1, "weight_decay": 0.1}),
+        ("adam", {"p": 1.08}),
+        ("adam", {"p": 1.4, "maximize": True}),
+        ("adam", {"p": 2, "betas": (0.0, 0.9), "eps": 0.1}),
+        ("descent", {"p": 1.1}),
+        ("descent", {"p": 1.75, "nesterov": True, "weight_decay": 0.1}),
+        ("descent", {"p": 3, "momentum": 0.0}),
+        ("normalised", {"p": 1.5, "maximize": True}),
+    ],
+    ids=str,
+)
+def test_it_agrees_with_float64_after_100_steps(name: str, options: dict) -> None:
+    size = 999
+    start = 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype, form in ((torch.float32, {"fused": True}), (torch.float64, {"foreach": False})):
+        w = nn.Parameter(start.to(dtype, copy=True))
+        optimizer = MAKERS[name]([w], lr=1e-3, **options, **form)
+        for grad in gradients(100, size):
+            w.grad = grad.to(dtype)
+            optimizer.step()
+        found.append(w.detach().double())
+    assert (found[0] - found[1]).norm() < 1e-6 * found[1].norm()
+
+
+@by_name
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forms_may_take_turns(name: str, dtype: torch.dtype) -> None:
+    """Each goes on from the other's state, and none sees an edit where there was none."""
+    model, other = network(dtype), network(dtype)
+    optimizer = MAKERS[name](model.parameters(), p=1.1, lr=1e-3)
+    reference = MAKERS[name](other.parameters(), p=1.1, lr=1e-3, foreach=True)
+    for step in range(12):
+        optimizer.param_groups[0]["fused"] = step % 2 == 0
+        fit(model, optimizer, range(step, step + 1))
+        fit(other, reference, range(step, step + 1))
+    for a, b in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b, rtol=2e-5 if dtype == torch.float32 else 2e-2, atol=1e-6)
+        assert optimizer.state[a].keys() == reference.state[b].keys()
+
+
+def test_threads_and_cuts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [5000, 1, 0, 37, 2048, 700]
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(_native, "LEAST_SHARED", 100)
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(size, generator=generator)) for size in sizes]
+        params.append(nn.Parameter(torch.randn(30, 40, generator=generator).t()))  # dense, but not in order
+        optimizer = MirrorAdam(params, p=1.1, fused=True)
+        for _ in range(3):
+            for param in params:
+                param.grad = torch.randn(param.shape, generator=generator)
+            optimizer.step()
+        found.append([p.detach().clone() for p in params])
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+
+
+@pytest.mark.parametrize("p", [1.1, 1.4])  # every entry is compared, or signatures of blocks
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda w: w[777].zero_(),
+        lambda w: w[-1].zero_(),
+        lambda w: w.index_copy_(0, torch.tensor([3, 499]), w[[499, 3]]),
+        lambda w: w.neg_(),
+    ],
+    ids=["one entry", "the last", "two exchanged", "signs"],
+)
+def test_every_kind_of_edit_is_noticed(edit, p: float) -> None:
+    found = []
+    for form in ({"fused": True}, {"foreach": False}):
+        w = nn.Parameter(0.1 * gradients(1, 2003)[0])
+        optimizer = MirrorDescent([w], lr=1e-3, p=p, **form)
+        for step, grad in enumerate(gradients(4, 2003)):
+            w.grad = grad
+            if step == 2:
+                edit(w.data)
+            optimizer.step()
+        found.append(w.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
+@by_name
+def test_a_step_of_lr_0_leaves_every_bit(name: str) -> None:
+    model, still = network(), network()
+    optimizer = MAKERS[name](model.parameters(), p=1.1, lr=0.0, fused=True)
+    fit(model, optimizer, range(2))
+    assert same(model, still)
+
+
+def test_autograd_knows_that_weights_have_changed() -> None:
+    w = nn.Parameter(torch.ones(3))
+    loss = (w * w).sum()
+    w.grad = torch.ones(3)
+    MirrorDescent([w], fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    macros = tuple(
+        f"-D{name}={value}"
+        for name, value in {
+            **dict.fromkeys(("ADAM", "BF16", "BF16_GRAD", "MIRROR", "LEAN", "KEEP", "MASK", "L1"), 0),
+            **dict.fromkeys(("MAXIMIZE", "MOMENTUM", "NESTEROV", "NORMALIZE"), 0),
+            "N": 1,
+        }.items()
+    )
+    _native._compiled.__wrapped__(macros)
+    (kept,) = (tmp_path / "attsvm").iterdir()
+    monkeypatch.setattr(_native, "_compile", lambda *_: pytest.fail("compiled again"))
+    _native._compiled.__wrapped__(macros)
+    assert kept.suffix == ".so"
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(AttsvmError, match=r"needs a C\+\+ compiler, but"):
+        _native._compiled.__wrapped__(("-DN=1",))  # other macros are missing
+    assert not list((tmp_path / "attsvm").iterdir())

@@ -1,0 +1,155 @@
+"""The benchmark of sparse training: its baselines are those of their papers, and every method runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "sparse"
+sys.path.insert(0, str(FOLDER))
+import baselines  # noqa: E402
+import run  # noqa: E402
+import samples  # noqa: E402
+import training  # noqa: E402
+
+STEPS, LR = 20, 0.03
+
+
+def problem() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+
+
+def gradient(w: Tensor, target: Tensor) -> Tensor:
+    return (w - target).sin() + 0.1 * w
+
+
+def trained(make: Any) -> Tensor:
+    start, target = problem()
+    w = start.clone().requires_grad_()
+    optimizer = make([w])
+    for _ in range(STEPS):
+        w.grad = gradient(w.detach(), target)
+        optimizer.step()
+    return w.detach()
+
+
+@pytest.mark.parametrize("alpha", [2.0, 10.0])
+def test_powerprop_is_adam_on_the_parameter_beneath(alpha: float) -> None:
+    start, target = problem()
+    phi = (start.sign() * start.abs() ** (1 / alpha)).requires_grad_()
+    adam = torch.optim.Adam([phi], lr=LR)
+    for _ in range(STEPS):
+        adam.zero_grad()
+        w = phi * phi.abs() ** (alpha - 1)
+        w.backward(gradient(w.detach(), target))
+        adam.step()
+    expected = (phi * phi.abs() ** (alpha - 1)).detach()
+    torch.testing.assert_close(trained(lambda ws: baselines.PowerpropAdam(ws, LR, alpha=alpha)), expected)
+
+
+def test_padam_divides_by_the_decay_at_the_weight_before_the_step() -> None:
+    start, target = problem()
+    w, q, decay = start.clone().requires_grad_(), 0.8, 0.1
+    adam = torch.optim.Adam([w], lr=LR)
+    for _ in range(STEPS):
+        before, w.grad = w.detach().clone(), gradient(w.detach(), target)
+        adam.step()
+        with torch.no_grad():
+            w /= 1 + LR * decay * q * before.abs() ** (q - 2)
+    torch.testing.assert_close(trained(lambda ws: baselines.PAdam(ws, LR, q=q, decay=decay)), w.detach())
+
+
+def test_adabreg_is_adam_on_the_subgradient_and_starts_sparse() -> None:
+    start, target = problem()
+    l1, dense = 0.2, 0.5
+    torch.manual_seed(1)
+    w = start * (torch.rand_like(start) < dense) / dense**0.5
+    assert 0.2 < (w == 0).double().mean() < 0.8
+    v = (w + l1 * w.sign()).requires_grad_()
+    adam = torch.optim.Adam([v], lr=LR)
+    for _ in range(STEPS):
+        v.grad = gradient(w, target)
+        adam.step()
+        w = (v.detach().abs() - l1).clamp(min=0) * v.detach().sign()
+
+    def make(ws: list[Tensor]) -> torch.optim.Optimizer:
+        torch.manual_seed(1)
+        return baselines.AdaBreg(ws, LR, l1=l1, dense=dense)
+
+    torch.testing.assert_close(trained(make), w)
+
+
+def test_muon_is_that_of_torch() -> None:
+    def theirs(ws: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Muon(ws, lr=LR, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+
+    expected, found = trained(theirs), trained(lambda ws: baselines.Muon(ws, LR, weight_decay=0.1))
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)  # bf16, summed in another order
+    start, _ = problem()
+    assert (found - start).norm() > 20 * (found - expected).norm()
+
+
+METHODS = (
+    {"method": "adamw"},
+    {"method": "muon"},
+    {"method": "muon", "options": {"p": 1.5}},
+    {"method": "mirror", "options": {"p": 1.1}},
+    {"method": "mirror", "options": {"p": 1.5, "l1": 0.05}},
+    {"method": "mirror", "options": {"p": 1.1, "p_from": 2.0}},
+    {"method": "mirror", "options": {"p": 1.1, "muon_until": 0.2, "muon_lr": 0.004}},
+    {"method": "powerprop", "options": {"alpha": 2.0}},
+    {"method": "padam", "options": {"q": 0.8, "decay": 0.01}},
+    {"method": "rigl"},
+)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: repr(list(method.values())))
+def test_every_method_trains_to_the_share_of_zeros(method: dict[str, Any], tmp_path: Path) -> None:
+    shape = samples.Shape(width=16, layers=1, heads=2, length=8, batch=8, every=3, vocabulary=32, dropout=0.1)
+    stream = np.tile(np.arange(8), 160).astype(np.uint16)  # each token is followed by the next
+    np.savez(tmp_path / "tokens.npz", train=stream, validation=stream[:600], test=stream[:600])
+    corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
+    family = training.Family(lr=0.01, seed=0, sparsities=(0.8,), tied=False, init="torch", epochs=2, **method)
+    (row,) = training.train_family(family, corpus, shape, fused=False)
+    assert row["zeros"] == pytest.approx(0.8, abs=2e-3)
+    assert row["test"] < np.log(32)
+
+
+def test_the_grid_of_rates_grows_while_the_best_lies_at_its_edge() -> None:
+    entry = {"method": "adamw", "seed": 0, "sparsities": [0.9], "note": "tune", "lr": [1e-3, 2e-3, 4e-3, 8e-3]}
+
+    def row(lr: float, loss: float) -> dict[str, Any]:
+        family = {"method": "adamw", "seed": 0, "note": "tune", "sparsity": 0.9, "clip": 1.0, "options": {}}
+        return family | {"lr": lr, "validation": loss, "corpus": "imdb"}
+
+    rows = [row(1e-3, 4.4), row(2e-3, 4.3), row(4e-3, 4.2), row(8e-3, 4.1)]
+    best = {**entry, "lr": "best@0.9", "note": "main", "seed": 1}
+    assert [family.lr for family in run.families(entry, rows)] == [1e-3, 2e-3, 4e-3, 8e-3, 0.014]
+    assert run.families(best, rows) == []
+    rows.append(row(0.014, float("nan")))
+    assert [family.lr for family in run.families(best, rows)] == [8e-3]
+    assert run.replace_keys({**rows[0], "epochs": 4.0, "sparsity": 0.9}) == run.families(entry, rows)[0].key(0.9)
+
+
+def test_images_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
+    stream = np.random.default_rng(0)
+    labels = stream.integers(2, size=160)
+    pixels = (40 * stream.random((160, 8, 8, 3)) + 150 * labels[:, None, None, None]).astype(np.uint8)
+    splits = dict.fromkeys(("train", "validation", "test"), pixels)
+    named = splits | {f"{split}_labels": labels for split in splits}
+    np.savez(tmp_path / "images.npz", **named)  # pyright: ignore[reportArgumentType]
+    images = samples.Images(tmp_path / "images.npz", "cpu")
+    shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, vocabulary=2, patch=4)
+    x, _ = next(images.batches(shape, 0))
+    assert x.shape == (32, 3, 8, 8)
+    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=10)
+    (row,) = training.train_family(family, images, shape)
+    assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
+    assert row["accuracy"] > 0.95
