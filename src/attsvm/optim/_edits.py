@@ -9,6 +9,7 @@ from torch._utils import _flatten_dense_tensors
 from attsvm.optim._mirror_map import follow
 
 PIECES = 64
+SHORT = 2048  # so many entries are sooner copied than summed
 BLOCK = 512  # of `_kernel.cpp`
 
 Row = Sequence[Tensor]
@@ -50,7 +51,7 @@ class Watch:
 
 
 def signature(weight: Tensor) -> Tensor:
-    """The sums, as whole numbers, of the bits of 64 pieces of a weight.
+    """The sums, as whole numbers, of the bits of 64 pieces of a weight; a short one itself.
 
     A change of one entry changes the sum of its piece. Exchanged entries, as by a permutation of rows or columns, stay
     unnoticed only inside one piece, and pieces start at odd distances, so that they do not end where rows do. They
@@ -58,17 +59,16 @@ def signature(weight: Tensor) -> Tensor:
     first bit of a word is seen where all change; of two such signs in one piece the sum is the same.
     """
     flat = weight.detach().reshape(-1)
+    if flat.numel() <= SHORT:
+        return flat.clone()
     two_words = 16 // flat.element_size()
     if flat.storage_offset() % max(two_words // 2, 1):
         flat = flat.clone()
     if odd := flat.numel() % two_words:
         flat = torch.cat([flat, flat.new_zeros(two_words - odd)])
     words = flat.view(torch.int64)
-    count = words.numel()
-    if count < PIECES:
-        return words.clone()
-    apart = (count // PIECES - 1) | 1
-    return words.as_strided((PIECES, count - (PIECES - 1) * apart), (apart, 1)).sum(1)
+    apart = (words.numel() // PIECES - 1) | 1
+    return words.as_strided((PIECES, words.numel() - (PIECES - 1) * apart), (apart, 1)).sum(1)
 
 
 def _signature(parts: Sequence[Row]) -> Tensor:

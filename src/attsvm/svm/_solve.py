@@ -109,7 +109,7 @@ def _solve_small(
         in_use = (rows.d * rows.e) ** 2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
         if not isinstance(geometry, Lp | Nuclear | Group):
             D = min(rows.d, rows.N) * min(rows.e, rows.Q)
-            in_use = max(in_use, D**2, rows.N * D)
+            in_use = max(in_use, 3 * D**2, rows.N * D)  # several matrices at a time
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
         for index in left.split(chunk) if len(left) else ():
             part = system.take(index)

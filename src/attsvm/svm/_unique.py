@@ -41,8 +41,8 @@ _MOST_ROWS = 2000
 class Vertex:
     """A solution of an ℓ1 or ℓ∞ problem in fractions.
 
-    W (d × e) satisfies every row exactly and has the least norm, because `multipliers` (one for each of Q·R rows)
-    prove it: b'λ = ‖W‖ and ‖A'λ‖_* = 1. `unique` says whether no other W does.
+    W (d × e) satisfies every row exactly and has the least norm: `multipliers`, a fraction for each of the Q·R rows,
+    prove it by b'λ = ‖W‖ and ‖A'λ‖_* = 1. `unique` says whether no other W does.
     """
 
     W: tuple[tuple[Fraction, ...], ...]

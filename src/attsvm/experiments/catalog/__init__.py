@@ -71,8 +71,6 @@ MODULES = (
     "ntp_svm",
     "ntp_graph",
     "sparse_gpt",
-    "sparse_wikitext",
-    "sparse_rates",
 )
 
 CATALOG: dict[str, Experiment] = {}
