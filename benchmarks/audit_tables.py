@@ -19,7 +19,11 @@ import numpy as np
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 SYMBOLS = {"l2": "ℓ2", "nuclear": "nuclear", "spectral": "spectral", "linf": "ℓ∞"}
-TASKS = {"gpt": "GPT, next word piece", "text": "classifier of reviews"}
+TASKS = {
+    "gpt": "GPT, next word piece",
+    "text": "Classifier, all layers but the last",
+    "class": "Classifier, last layer: the query of the class token alone",
+}
 OPTIMIZERS = {
     "adamw": "AdamW",
     "muon": "Muon",
@@ -47,8 +51,11 @@ def write(rows: list[Row], path: Path) -> None:
     parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), path)
 
 
-def with_starts(rows: list[Row]) -> list[Row]:
-    """Step 0 was audited once per seed: it is the same for every optimizer."""
+def prepared(rows: list[Row]) -> list[Row]:
+    """Step 0 was audited once per seed: it is the same for every optimizer. The last layer of the classifier, of which
+    one query is read, is a task of its own."""
+    last = max((row["layer"] for row in rows if row["task"] == "text"), default=0)
+    rows = [row | {"task": "class"} if (row["task"], row["layer"]) == ("text", last) else row for row in rows]
     starts = [row for row in rows if row["step"] == 0]
     names = dict.fromkeys(row["optimizer"] for row in rows)
     return [row for row in rows if row["step"]] + [row | {"optimizer": name} for row in starts for name in names]
@@ -59,7 +66,7 @@ def bootstrap(values: dict[int, np.ndarray], of: Callable[[np.ndarray], Any] = n
     values = {seed: own[np.isfinite(own)] for seed, own in values.items()}
     values = {seed: own for seed, own in values.items() if len(own)}
     if not values:
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     draw = np.random.default_rng(0)
     seeds, found = list(values), []
     for _ in range(SAMPLES):
@@ -145,41 +152,66 @@ def print_task(rows: list[Row], task: str) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
+    from matplotlib.lines import Line2D
+
     from attsvm.plots import BLUE, GREEN, ORANGE, VERMILION, new_figure, save_figure, styled
+
+    efficiencies = [(f"tokens_{norm}_efficiency", f"efficiency in {SYMBOLS[norm]}") for norm in NORMS]
+    others = [
+        ("tokens_l2_alignment", "cosine with the ℓ2 solution"),
+        ("stable_rank", "stable rank of W_QK"),
+        ("entropy", "entropy, nats"),
+        ("small", "share of small weights"),
+    ]
+    tasks = [task for task in TASKS if select(rows, task=task)]
+    lines = [
+        (task, panels)
+        for task in tasks
+        for panels in ([efficiencies, others] if task == "gpt" else [[efficiencies[0], *others[:3]]])
+    ]
+
+    def draw_panel(axis: Any, task: str, name: str) -> None:
+        for optimizer, colour in zip(OPTIMIZERS, (BLUE, ORANGE, GREEN, VERMILION)):
+            own = select(rows, task=task, optimizer=optimizer)
+            steps = sorted({row["step"] for row in own})
+            found = np.array([bootstrap(by_seed(select(own, step=s, kind="own"), name)) for s in steps])
+            if not len(found):
+                continue
+            known = ~np.isnan(found[:, 0])
+            x, found = np.maximum(steps, 25)[known], found[known]
+            axis.plot(x, found[:, 0], color=colour, label=OPTIMIZERS[optimizer])
+            axis.fill_between(x, found[:, 1], found[:, 2], color=colour, alpha=0.15, linewidth=0)
+            for kind, marker in (("turned", "o"), ("start", "x")):
+                at, low, high = bootstrap(by_seed(select(own, kind=kind, step=steps[-1]), name))
+                if not np.isnan(at) and name != "stable_rank":
+                    face = {"markerfacecolor": "none", "markersize": 5, "color": colour, "linewidth": 0.8}
+                    axis.errorbar([x[-1] * 1.35], [at], yerr=[[at - low], [high - at]], marker=marker, **face)
+        axis.set_xscale("log")
+        axis.set_xticks([25, 50, 100, 200, 400, 800, 1600], ["0", "50", "", "200", "", "800", ""], minor=False)
+        axis.set_xticks([], minor=True)
+        if "efficiency" in name:
+            axis.set_yscale("log")
+        if name == "stable_rank":
+            axis.set_yscale("log")
+            axis.set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
+            axis.set_yticks([], minor=True)
 
     @styled
     def figure() -> Any:
-        tasks = [task for task in TASKS if select(rows, task=task)]
-        made, axes = new_figure(2 * len(tasks), 4, (11, 4.6 * len(tasks)))
-        panels = [(f"tokens_{norm}_efficiency", f"efficiency in {SYMBOLS[norm]}") for norm in NORMS]
-        panels += [("tokens_l2_alignment", "cosine with the ℓ2 solution"), ("stable_rank", "stable rank of W_QK"),
-                   ("saturated", "share of saturated queries"), ("entropy", "entropy, nats")]  # fmt: skip
-        for place, (task, (name, title)) in enumerate((task, panel) for task in tasks for panel in panels):
-            axis = axes[place // 4][place % 4]
-            for optimizer, colour in zip(OPTIMIZERS, (BLUE, ORANGE, GREEN, VERMILION)):
-                own = select(rows, task=task, optimizer=optimizer)
-                steps = sorted({row["step"] for row in own})
-                found = np.array([bootstrap(by_seed(select(own, step=s, kind="own"), name)) for s in steps])
-                if not len(found):
-                    continue
-                x = np.maximum(steps, 25)
-                axis.plot(x, found[:, 0], color=colour, label=OPTIMIZERS[optimizer])
-                axis.fill_between(x, found[:, 1], found[:, 2], color=colour, alpha=0.15, linewidth=0)
-                for kind, marker in (("turned", "o"), ("start", "x")):
-                    at, low, high = bootstrap(by_seed(select(own, kind=kind, step=steps[-1]), name))
-                    if not np.isnan(at) and "stable" not in name:
-                        bars = {"yerr": [[at - low], [high - at]], "linewidth": 0.8}
-                        face = {"markerfacecolor": "none", "markersize": 5, "color": colour}
-                        axis.errorbar([x[-1] * 1.35], [at], marker=marker, **bars, **face)
-            axis.set_xscale("log")
-            axis.set_xticks([25, 50, 100, 200, 400, 800, 1600], ["0", "50", "", "200", "", "800", ""], minor=False)
-            axis.set_xticks([], minor=True)
-            if place % 8 < 4 or "rank" in name:
-                axis.set_yscale("log")
-            axis.set_title(f"{TASKS[task]}\n{title}" if place % 4 == 0 else title)
-            if place // 4 == 2 * len(tasks) - 1:
-                axis.set_xlabel("step")
-        axes[0][3].legend(frameon=False, fontsize=7)
+        made, axes = new_figure(len(lines), 4, (11, 2.4 * len(lines) + 0.4))
+        for line, (task, panels) in enumerate(lines):
+            for axis, (name, title) in zip(axes[line], panels):
+                draw_panel(axis, task, name)
+                axis.set_title(title)
+            axes[line][0].set_ylabel(TASKS[task].replace(", ", "\n").replace(": ", ":\n"), fontsize=8)
+        for axis in axes[-1]:
+            axis.set_xlabel("step")
+        curves = axes[0][0].get_legend_handles_labels()
+        marks = [
+            Line2D([], [], color="0.3", marker=marker, markerfacecolor="none", linestyle="none", label=words)
+            for marker, words in (("o", "W_QK turned at random"), ("x", "W_QK of the start"))
+        ]
+        made.legend(handles=[*curves[0], *marks], loc="outside lower center", ncols=6, frameon=False)
         return made
 
     save_figure(figure(), path)
@@ -194,7 +226,7 @@ def main() -> None:
     rows = [row for path in asked.files for row in read(path)]
     if asked.keep:
         write(rows, asked.keep)
-    rows = with_starts(rows)
+    rows = prepared(rows)
     for task in TASKS:
         if select(rows, task=task):
             print_task(rows, task)

@@ -42,6 +42,8 @@ GPT_RATES = {"adamw": 1.2e-3, "muon": 3.5e-3, "mirror-1.1": 3e-3, "mirror-1.5": 
 TEXT_RATES = (3e-4, 1e-3, 3e-3)
 """Of which the best is taken for every optimizer, and for AdamW a third of each."""
 NORMS = ("l2", "nuclear", "spectral", "linf")
+WHOLE = (0, 200)
+"""Steps at which all norms are solved, as at the end; at the others the first two, which are fast."""
 COLUMNS = ("saturated", "confidence", "entropy", "sink", "margin", "norm", "stable_rank", "selecting", "queries")
 
 
@@ -247,7 +249,10 @@ def train_all(number: int, asked: argparse.Namespace, size: Size, ends: float) -
     torch.backends.cuda.matmul.allow_tf32 = True
     trainer = Trainer(asked.tokens, asked.labels, size, asked.device)
     runs = [Run(task, optimizer, seed) for seed in asked.seeds for task in ("gpt", "text") for optimizer in OPTIMIZERS]
-    for place, run in enumerate([None, *runs]):
+    if asked.runs:
+        by_name = {f"{run.task}-{run.optimizer}-{run.seed}": run for run in runs}
+        runs = [by_name[name] for name in asked.runs]
+    for place, run in enumerate(runs if asked.rates else [None, *runs]):
         if time.time() > ends or not _take(asked.work / f"run-{place}"):
             continue
         try:
@@ -264,7 +269,7 @@ def train_all(number: int, asked: argparse.Namespace, size: Size, ends: float) -
             first: dict[str, Tensor] = {}
             for step, facts, weights in trainer.train(run, moments[-1], moments):
                 first = first or {name: weight for name, weight in weights.items() if name.endswith("qkv.weight")}
-                if step == 0 and run.optimizer != "adamw":  # the same for all
+                if step == 0 and run.optimizer != OPTIMIZERS[0]:  # the same for all
                     continue
                 order = sorted(moments, key=lambda at: (at != moments[-1], at != 0, at not in (200, 800), at))
                 rank = f"{asked.seeds.index(run.seed)}-{order.index(step)}"  # what is audited first
@@ -354,7 +359,7 @@ def audit_checkpoint(saved: dict[str, Any], texts: dict[str, list[list[int]]], s
         Audited(model, controls),
         None,
         texts[run.task],
-        norms=NORMS,
+        norms=NORMS if saved["last"] or saved["step"] in WHOLE else NORMS[:2],
         spaces=["tokens"],
         selects=0.0,
         batch=8 if run.task == "gpt" else 1,
@@ -418,6 +423,8 @@ def run_all(asked: argparse.Namespace) -> None:
     size = SMALL if asked.small else Size()
     asked.out.mkdir(parents=True, exist_ok=True)
     asked.work.mkdir(parents=True)
+    if asked.rates:
+        _write(asked.out / "rates.json", asked.rates.read_text())
     ends = time.time() + asked.seconds
     context = mp.get_context("spawn")
     processes = [context.Process(target=train_all, args=(i, asked, size, ends)) for i in range(asked.trainers)]
@@ -452,6 +459,8 @@ def main() -> None:
     run.add_argument("--out", type=Path, required=True)
     run.add_argument("--work", type=Path, default=Path(f"/tmp/audit-{os.getpid()}"), help="where checkpoints lie")
     run.add_argument("--seeds", type=lambda x: [int(part) for part in x.split(",")], default=[1, 2])
+    run.add_argument("--runs", type=lambda x: x.split(","), help="these, in order, such as gpt-muon-1,text-adamw-2")
+    run.add_argument("--rates", type=Path, help="rates of the classifier by optimizer, in JSON: no search")
     run.add_argument("--trainers", type=int, default=1)
     run.add_argument("--auditors", type=int, default=1)
     run.add_argument("--seconds", type=float, default=86400)

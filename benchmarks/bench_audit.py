@@ -61,8 +61,12 @@ def main() -> None:
             for batch in part.to(asked.device).split(asked.batch):
                 model(input_ids=batch, attention_mask=torch.ones_like(batch))
 
+    def tell(reached: float, words: str | None = None, more: str = "") -> None:
+        if words is None:  # a batch is done
+            ends.append(time.perf_counter())
+
     def streamed() -> None:
-        audit(model, None, rows, batch=asked.batch, norms=[], tell=lambda *_: ends.append(time.perf_counter()))
+        audit(model, None, rows, batch=asked.batch, norms=[], tell=tell)
 
     ends: list[float] = []
     if asked.device != "cpu":  # where much starts only once, also in memory

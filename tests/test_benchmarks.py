@@ -143,3 +143,32 @@ def test_words_of_reviews_are_measured(
     small = ("--d", "4", "--epochs", "5", "--out", tmp_path / "out.npz")
     run("run_two_layer.py", tmp_path / "reviews.npz", *small, monkeypatch=monkeypatch)
     assert np.isfinite(np.load(tmp_path / "out.npz")["loss"]).all()
+
+
+@pytest.mark.parametrize("task", ["gpt", "text"])
+def test_controls_of_audits_along_training(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Turned at random, W_QK keeps its singular values; the start is the model itself as long as nothing is trained."""
+    module = script("audit_training.py")
+    size = module.Size(vocabulary=20, width=8, gpt_layers=1, gpt_heads=2, text_layers=2, length=12)
+    first = module.Run(task, "adamw", 1, 1e-3)
+    weights = {name: weight + 0.3 for name, weight in module.make_model(first, size).state_dict().items()}
+    texts = {task: torch.randint(3, 20, (20, 12), generator=torch.Generator().manual_seed(0)).tolist()}
+    saved = {"run": vars(first), "step": 8, "last": True, "facts": {"loss": 1.0}, "weights": weights, "first": weights}
+    rows = module.audit_checkpoint(saved, texts, size)
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ("own", "turned", "start")}
+    for own, turned, start in zip(*by_kind.values(), strict=True):
+        assert turned["norm"] == pytest.approx(own["norm"], rel=1e-3)
+        assert turned["stable_rank"] == pytest.approx(own["stable_rank"], rel=1e-3)
+        for name in ("queries", "selecting", "entropy", "tokens_l2_efficiency", "tokens_linf_efficiency"):
+            assert start[name] == pytest.approx(own[name], rel=1e-3)
+    file = tmp_path / "rows.jsonl"
+    rows += [row | {"step": 0} for row in by_kind["own"]]
+    file.write_text("".join(json.dumps(row | {"seed": seed}) + "\n" for row in rows for seed in (1, 2)))
+    kept, figure = tmp_path / "rows.parquet", tmp_path / "figure.png"
+    run("audit_tables.py", file, "--keep", kept, "--figure", figure, monkeypatch=monkeypatch, SAMPLES=5)
+    assert figure.is_file()
+    said = capsys.readouterr().out
+    run("audit_tables.py", kept, monkeypatch=monkeypatch, SAMPLES=5)
+    assert numbers(said) == numbers(capsys.readouterr().out) > 8

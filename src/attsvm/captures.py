@@ -26,6 +26,10 @@ ROUNDING = 1e-5
 """A bias below this fraction of what it is added to is rounding."""
 
 
+PICKED = 16_000_000
+"""Entries of the directions along which heads are differentiated at a time."""
+
+
 class Source(NamedTuple):
     """The linear map that a query or key came from."""
 
@@ -55,7 +59,8 @@ class Attended:
     @property
     def keys(self) -> Tensor:
         """k (B, H, T, c), repeated for the queries that share it."""
-        return self.k.repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
+        shared = self.q.shape[1] // self.k.shape[1]
+        return self.k if shared == 1 else self.k.repeat_interleave(shared, 1)
 
     def logits(self) -> Tensor:
         """(B, H, K, T) in float32 or float64, −inf where a query does not see a token."""
@@ -91,8 +96,10 @@ def capture(model: nn.Module, use: Callable[[Attended], None], *, differentiable
     def leave(*_: Any) -> None:
         mode.stack.pop()
 
-    hooks = [module.register_forward_pre_hook(enter) for module in names]
-    hooks += [module.register_forward_hook(leave, always_call=True) for module in names]
+    # Linear maps, norms and the like compute no attention, and there are many of them.
+    hooked = [m for m in names if next(m.children(), None) is not None or not type(m).__module__.startswith("torch.nn.")]
+    hooks = [module.register_forward_pre_hook(enter) for module in hooked]
+    hooks += [module.register_forward_hook(leave, always_call=True) for module in hooked]
     try:
         with mode:
             yield mode
@@ -113,12 +120,14 @@ def affine(attended: Attended, token: int = 0) -> tuple[Tensor, Tensor, Tensor, 
             raise AttsvmError(f"{attended.name} must make queries and keys by linear maps, but none was seen.")
         _, H, T, c = x.shape
         maps = []
-        for head in range(H):
-            pick = torch.zeros((c, *x.shape), dtype=x.dtype, device=x.device)
-            pick[range(c), 0, head, token, range(c)] = 1
+        at_once = max(1, PICKED // (c * x.numel()))
+        for heads in torch.arange(H).split(at_once):  # all at once, as far as there is room
+            head, coordinate = torch.cartesian_prod(heads, torch.arange(c)).to(x.device).unbind(1)
+            pick = torch.zeros((len(head), *x.shape), dtype=x.dtype, device=x.device)
+            pick[torch.arange(len(head), device=x.device), 0, head, token, coordinate] = 1
             slope = torch.autograd.grad(x, source.input, pick, retain_graph=True, is_grads_batched=True)[0]
-            maps.append(slope.reshape(c, -1, T, hidden.shape[-1])[:, 0, token])
-        A = torch.stack(maps).detach()
+            maps.append(slope.reshape(len(heads), c, -1, T, hidden.shape[-1])[:, :, 0, token])
+        A = torch.cat(maps).detach()
         b = (x[0, :, token] - A @ hidden[0, token]).detach()
         found += [A, b if float(b.abs().max()) > ROUNDING * float(x.detach().abs().max()) else torch.zeros_like(b)]
     return found[0], found[1], found[2], found[3]

@@ -69,6 +69,7 @@ def test_sums_over_queries(audited: Audit, tokenizer: Any) -> None:
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     layers = [dense(model, own) for own in ids]
     assert audited.tokens == sum(map(len, ids))
+    assert audited.texts == len(TEXTS)
     flat = [token for own in ids for token in own if token > 3]
     by_count = sorted(set(flat), key=lambda token: (flat.count(token), token))
     rare, room = set(), 0.1 * len(flat)
@@ -201,11 +202,34 @@ def test_margin_problems_of_what_a_head_selects(tokenizer: Any, space: str, norm
         assert found[layer, 1].selecting == int(present.any(-1).sum())
         assert facts["margin"] == pytest.approx(float(solution.margin[0]), rel=3e-3)
         assert facts["efficiency"] == pytest.approx(float(solution.efficiency(own)[0]), rel=3e-2, abs=1e-5)
-        if norm == "l2":
-            U, V = torch.linalg.qr(A.flatten(0, 1).mT)[0], torch.linalg.qr(Z.mT)[0]
-            seen = U @ (U.mT @ own @ V) @ V.mT
-            cosine = float((seen * solution.W[0]).sum() / seen.norm() / solution.W[0].norm())
-            assert facts["alignment"] == pytest.approx(cosine, abs=3e-2)
+        U, V = torch.linalg.qr(A.flatten(0, 1).mT)[0], torch.linalg.qr(Z.mT)[0]
+        seen = own if norm == "linf" else U @ (U.mT @ own @ V) @ V.mT
+        cosine = float((seen * solution.W[0]).sum() / seen.norm() / solution.W[0].norm())
+        assert facts["alignment"] == pytest.approx(cosine, abs=3e-2), norm
+        if (norm, space) == ("l2", "head"):
+            weight = (solution.multipliers[0] * solution.support[0]).amax(-1)
+            shares = {fact["query"]: fact["share"] for fact in found[layer, 1].support}
+            assert len(shares) == min(6, int((weight > 0).sum()))
+            for query, share in shares.items():
+                assert share == pytest.approx(float(weight[query] / weight.sum()), abs=2e-2)
+
+
+def test_the_surest_queries_make_the_problem(tokenizer: Any) -> None:
+    """Of all queries of a text three are wanted: those that put most on one token."""
+    ids = tokenizer.encode(TEXTS[0]).ids
+    asked: dict[str, Any] = {"queries": 3, "competitors": 3, "norms": ["l2"], "selects": 0.0, "spaces": ["tokens"]}
+    found = run_audit(made_gpt(), None, [ids], **asked | {"length": 12})
+    A, Z, present, own = naive_rows([ids[:12]], 0, 1, "tokens")
+    weights = dense(made_gpt(), ids[:12])[0][0][1].softmax(-1).amax(-1)
+    surest = weights[1:].argsort(descending=True)[:3] + 1  # the first query sees one token: it has no competitor
+    assert bool(present[surest].any(-1).all())
+    none = torch.zeros(1, 3, 3, dtype=torch.bool)
+    problem = attsvm.MarginProblem(A[None, surest], Z[None, surest], torch.ones(1, 3, 3), none, present[None, surest])
+    facts = found["blocks.0", 1].problems
+    assert set(facts) == {"tokens"}
+    assert found["blocks.0", 1].selecting == 3
+    solution = attsvm.solve(problem, "l2", tol=1e-6)
+    assert facts["tokens"]["l2"]["efficiency"] == pytest.approx(float(solution.efficiency(own)[0]), rel=3e-2)
 
 
 def test_support_tokens_are_near_misses_with_their_texts(audited: Audit, tokenizer: Any) -> None:
@@ -344,7 +368,7 @@ def test_other_models_and_inputs(kind: str) -> None:
         for item in inputs:
             mode.calls.clear()
             if kind == "text":
-                model.attention(torch.tensor([item]), torch.tensor([len(item)]))
+                model(torch.tensor([item]), torch.tensor([len(item)]))
             else:
                 model(*(item if isinstance(item, tuple) else (item,)))
     for head in found.heads:
@@ -352,6 +376,8 @@ def test_other_models_and_inputs(kind: str) -> None:
         assert head.queries == len(own)
         assert head.measures["confidence"] == pytest.approx(float(own.mean()), rel=1e-4)
     assert len(found.heads) == {"text": 4, "vit": 4, "torch": 2}[kind]
+    if kind == "text":  # which reads the first token of its last layer alone
+        assert [head.queries for head in found.heads] == [11, 11, 3, 3]
     assert all(head.problems["head"]["l2"]["status"] == "solved" for head in found.heads)
 
 
@@ -384,6 +410,7 @@ def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
         ({"saturated": 2}, "between 0 and 1"),
         ({"norms": ["l0.5"]}, "p"),
         ({"queries": 0}, "queries"),
+        ({"spaces": ["words"]}, "spaces must be of head, tokens, but got words"),
     ],
 )
 def test_wrong_input(asked: dict[str, Any], words: str) -> None:

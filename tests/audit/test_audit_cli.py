@@ -114,7 +114,8 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nowhere", "--texts", "texts.txt"), "needs|must name the tokenizer"),
+        (("nowhere", "--texts", "texts.txt"), "nowhere must be a folder with a model, but there is none"),
+        (("model", "--texts", "texts.txt", "--norms", "l2,l0"), "1 ≤ p"),
         (("model", "--texts", "nothing.txt"), "is not a file"),
         (("config", "--texts", "texts.txt"), "--tokenizer must name"),
         (("model", "--texts", "texts.txt", "--prune", "0.1", "--bits", "4"), "one of them"),

@@ -261,6 +261,14 @@ def test_rotated_maps_meet_at_distance_zero() -> None:
         torch.testing.assert_close(A_k[head].mT @ A_q[head], (W_k.mT @ W_q).detach(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("name", "alike"), [("Bert", True), ("GPT2", True), ("Llama", False), ("Qwen3", False)])
+def test_whether_one_W_makes_the_logits_of_all_tokens(name: str, alike: bool) -> None:
+    found = attsvm.audit(built(name)[0], None, [IDS[0].tolist()], norms=["l2"], selects=0.0)
+    for head in found.heads:
+        assert head.one_W == alike
+        assert ("tokens" in head.problems) == alike
+
+
 def test_a_kernel_that_is_not_seen_is_left_for_one_that_is() -> None:
     """The audit of a model with Flash attention runs beside it, and gives it back."""
 

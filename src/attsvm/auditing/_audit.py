@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
 from attsvm.pages import html_table
+from attsvm.progress import Tell
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 SPACES = ("head", "tokens")
@@ -200,7 +201,7 @@ def audit(
     saturated: float = 0.9,
     selects: float = 0.5,
     seed: int = 0,
-    tell: Callable[[int], None] | None = None,
+    tell: Tell | None = None,
 ) -> Audit:
     """Audit every head of a model on texts.
 
@@ -222,7 +223,7 @@ def audit(
         saturated: attention on one token from which a query counts as saturated.
         selects: attention on one token from which a query selects it, and enters the margin problems.
         seed: of the sample of queries.
-        tell: is called with the number of batches done.
+        tell: is called with the number of batches done; while the margin problems are solved, also with words.
     """
     for norm in norms:
         parse_geometry(norm)
@@ -315,7 +316,7 @@ def _heads(
     }
     quantiles = site.quantiles(QUANTILES)
     spectrum = None if weights is None else weights.spectrum()
-    means = {name: site.mean(name) for name in site.sums}
+    means = site.means()
     found = []
     for head in range(site.heads):
         measures = {name: float(mean[head]) for name, mean in means.items()}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_count, describe
 from attsvm.errors import AttsvmError
-from attsvm.models import TextTransformer
+from attsvm.models import Places, TextTransformer
 
 LONGEST = 512
 """Tokens of a text that are read unless more are asked for."""
@@ -61,9 +61,8 @@ class Batch:
     """tokens of every sequence, behind which there is padding"""
 
     def run(self, model: nn.Module) -> None:
-        call = model.attention if isinstance(model, TextTransformer) else model
         try:
-            call(*self.args, **self.kwargs)
+            model(*self.args, **self.kwargs)
         except IndexError as error:
             raise AttsvmError(
                 f"the model cannot read these tokens ({error}): take the tokenizer that it was trained with."
@@ -150,8 +149,10 @@ class Inputs:
             row[: len(own)] = torch.from_numpy(own.astype(np.int64))
         tokens = tokens.to(self.device)
         seen = torch.arange(tokens.shape[1], device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
-        if isinstance(self.model, TextTransformer):
-            return Batch(numbers, (tokens, torch.tensor(lengths, device=self.device)), {}, lengths)
+        if isinstance(self.model, TextTransformer):  # as it is called, but without a kernel that cannot be seen
+            places = Places.of(torch.tensor(lengths, device=self.device), max(lengths), sum(lengths))
+            packed = tokens[places.sequence, places.position]
+            return Batch(numbers, (packed, places._replace(flash=False)), {}, lengths)
         known = inspect.signature(self.model.forward).parameters
         if "input_ids" not in known:
             return Batch(numbers, (tokens,), {}, lengths)
@@ -164,8 +165,8 @@ class Inputs:
         return next((weight.device for weight in self.model.parameters()), torch.device("cpu"))
 
     @cached_property
-    def kinds(self) -> dict[str, list[int]]:
-        """The token numbers that are punctuation, and those that are rare in these texts."""
+    def kinds(self) -> dict[str, np.ndarray]:
+        """Which token numbers are punctuation, and which are rare in these texts."""
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
         for document in self.documents:
@@ -181,7 +182,9 @@ class Inputs:
                 break
             rare.add(number)
         marks = {number for number in counts if words[number] and not any(char.isalnum() for char in words[number])}
-        return {"punctuation": sorted(marks), "rare": sorted(rare)}
+        last = max(int(document.ids.max()) for document in self.documents)
+        numbers = np.arange(last + 1)
+        return {name: np.isin(numbers, sorted(own)) for name, own in (("punctuation", marks), ("rare", rare))}
 
 
 def _by_id(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,19 +73,20 @@ class Site:
     scale: float
     queries: int = 0
     texts: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    """by measure, (H,) in float64: sums over queries, of `sink` over texts"""
+    sums: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    """by measures, (measures, H) in float64: sums over queries, of `sink` over texts"""
     margins: list[Tensor] = field(default_factory=list)
     """(m, H) of the sampled queries of every text; infinite for queries that see one token"""
     rows: list[Rows] = field(default_factory=list)
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        for name, value in values.items():  # which stay where they are: to ask a GPU for each would make it wait
-            self.sums[name] = self.sums[name] + value.double() if name in self.sums else value.double()
+    def add(self, names: tuple[str, ...], values: Tensor) -> None:
+        """Sums stay on their device: to ask a GPU for them would make it wait."""
+        self.sums[names] = self.sums[names] + values.double() if names in self.sums else values.double()
 
-    def mean(self, name: str) -> Tensor:
-        """(H,) mean over queries; of `sink` over texts."""
-        return self.sums[name].cpu() / (self.texts if name == "sink" else self.queries)
+    def means(self) -> dict[str, Tensor]:
+        """(H,) over queries; of `sink` over texts."""
+        found = {name: row for names, values in self.sums.items() for name, row in zip(names, values.cpu())}
+        return {name: row / (self.texts if name == "sink" else self.queries) for name, row in found.items()}
 
     def quantiles(self, at: tuple[float, ...]) -> Tensor:
         """(len(at), H) of the margins; NaN where no query has one."""
@@ -95,6 +97,32 @@ class Site:
         return torch.quantile(found, torch.tensor(at, dtype=torch.float64), dim=0)
 
 
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Queries of b texts that are taken at once, and all that is known of them before they are. The tensors are on
+    the device, since to send them there for every layer would make it wait."""
+
+    rows: slice
+    places: slice
+    T: int
+    at: Tensor
+    """(k,) the places"""
+    hidden: Tensor | None
+    """(b, 1, 1, T) tokens that are padding, None if there are none"""
+    mask: Tensor | None
+    """(b, 1, k) queries that count, None if all do"""
+    counts: Tensor
+    """(b, 1, 1) queries of every text that count, at least 1"""
+    last: bool
+    """no further queries of these texts follow"""
+    kinds: dict[str, Tensor]
+    """(b, 1, T) tokens of a kind"""
+    sampled: tuple[Tensor, Tensor] | None
+    """text and place of the queries whose margins are kept"""
+    problems: list[tuple[int, int, Tensor]]
+    """text, its number, and the queries of it that enter the margin problems"""
+
+
 class Stream:
     """Takes every attention of a batch, and adds it to its site."""
 
@@ -102,7 +130,8 @@ class Stream:
         self.inputs, self.plan = inputs, plan
         self.sites: dict[str, Site] = {}
         self.batch: Batch | None = None
-        self._kinds_of: tuple[Batch, dict[str, Tensor]] | None = None
+        self._parts: dict[Any, list[_Part]] = {}
+        self._parts_of: Batch | None = None
 
     def __call__(self, attended: Attended) -> None:
         assert self.batch is not None
@@ -110,116 +139,126 @@ class Stream:
         T = attended.k.shape[2]
         site = self.sites.setdefault(attended.name, Site(attended.name, H, attended.scale))
         sizes = [self.batch.sizes(row, K, T) for row in range(B)]
-        seen = _seeing(attended, sizes).cpu()
-        texts = 1 if attended.q.device.type in ONE_BY_ONE else max(1, ROOM // (H * K * T))
-        queries = max(1, ROOM // (H * T))  # a long text is taken in pieces
-        for start in range(0, B, texts):
-            rows = slice(start, min(start + texts, B))
-            received = torch.zeros((), device=attended.q.device)
-            most = max(own for own, _ in sizes[rows])
-            for first in range(0, most, queries):
-                places = slice(first, min(first + queries, most))
-                received = received + self._part(site, attended, rows, places, sizes, seen)
-            counts = seen[rows].sum(1)
-            if bool(counts.any()):
-                shares = received / counts.clamp(min=1).to(received.device)[:, None, None]
-                site.add({"sink": shares.amax(-1).sum(0)})
+        seen = _seeing(attended, sizes)
+        if self._parts_of is not self.batch:
+            self._parts_of = self.batch
+            self._parts.clear()
+        key = (B, H, K, T, seen.numpy().tobytes())  # most layers see the same
+        if key not in self._parts:
+            self._parts[key] = list(self._make_parts(H, K, T, sizes, seen, attended.q.device))
+        received: Tensor | None = None
+        for part in self._parts[key]:
+            weights = self._add(site, attended, part)
+            received = weights if received is None else received + weights
+            if part.last:
+                site.add(("sink",), (received / part.counts).amax(-1).sum(0, keepdim=True))
+                received = None
         site.queries += int(seen.sum())
         site.texts += int(seen.any(1).sum())
 
-    def _part(
-        self,
-        site: Site,
-        attended: Attended,
-        rows: slice,
-        places: slice,
-        sizes: list[tuple[int, int]],
-        seen: Tensor,
-    ) -> Tensor:
-        """Add queries of some texts to a site; returns the attention (b, H, T) that every token receives from them."""
-        T = max(own for _, own in sizes[rows])
-        part = _slice(attended, rows, places, T)
-        logits, device = part.logits(), attended.q.device
-        own = torch.tensor([own for _, own in sizes[rows]])
-        if int(own.min()) < T:  # padding
-            logits.masked_fill_((torch.arange(T) >= own[:, None]).to(device)[:, None, None], -torch.inf)
-        self._keep(site, attended, logits, rows, places, sizes, seen)
+    def _make_parts(
+        self, H: int, K: int, T: int, sizes: list[tuple[int, int]], seen: Tensor, device: torch.device
+    ) -> Iterator[_Part]:
+        texts = 1 if device.type in ONE_BY_ONE else max(1, ROOM // (H * K * T))
+        queries = max(1, ROOM // (H * T))  # a long text is taken in pieces
+        kinds = self._kinds(T)
+        for start in range(0, len(sizes), texts):
+            rows = slice(start, min(start + texts, len(sizes)))
+            most, longest = (max(own[i] for own in sizes[rows]) for i in range(2))
+            own = torch.tensor([own for _, own in sizes[rows]])
+            hidden = (torch.arange(longest) >= own[:, None])[:, None, None].to(device) if own.min() < longest else None
+            counts = seen[rows].sum(1).clamp(min=1)[:, None, None].to(device)
+            drawn = [self._drawn(row, len(sizes), seen[row]) for row in range(rows.start, rows.stop)]
+            for first in range(0, most, queries):
+                places = slice(first, min(first + queries, most))
+                counted = seen[rows, places]
+                sampled = [
+                    (place, query - first)
+                    for place, (_, wanted, _) in enumerate(drawn)
+                    for query in wanted.tolist()
+                    if places.start <= query < places.stop
+                ]
+                problems = [
+                    (row, document, own[(own >= places.start) & (own < places.stop)])
+                    for row, (document, _, own) in enumerate(drawn, rows.start)
+                ]
+                which = torch.tensor(sampled).to(device).unbind(1) if sampled and longest > 1 else None
+                yield _Part(
+                    rows=rows,
+                    places=places,
+                    T=longest,
+                    at=torch.arange(places.start, places.stop, device=device),
+                    hidden=hidden,
+                    mask=None if bool(counted.all()) else counted[:, None].to(device),
+                    counts=counts,
+                    last=places.stop == most,
+                    kinds={name: kind[rows, None, :longest].to(device) for name, kind in kinds.items()},
+                    sampled=None if which is None else (which[0], which[1]),
+                    problems=[(row, document, own) for row, document, own in problems if len(own)],
+                )
+
+    def _drawn(self, row: int, B: int, seen: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Of a text its number, and its queries that are sampled for the margins and for the problems."""
+        assert self.batch is not None
+        documents = self.batch.documents
+        document = documents[row if len(documents) == B else 0]
+        number = row if self.inputs.given else 0  # texts are the same in any batch
+        here = seen.nonzero()[:, 0]
+        wanted = self.plan.per_text if document in self.plan.sampled else 0
+        most = self.plan.of_text.get(document, 0) if number == 0 else 0
+        if not max(wanted, most):
+            return document, here[:0], here[:0]
+        order = here[self.plan.order(document, number, len(here))]
+        return document, order[:wanted], order[:most]
+
+    def _kinds(self, T: int) -> dict[str, Tensor]:
+        """(B, T) which tokens of the batch are of a kind; none if the keys are no tokens of its texts."""
+        assert self.batch is not None
+        if not self.inputs.documents:
+            return {}
+        documents = [self.inputs.documents[number] for number in self.batch.documents]
+        if max(len(document.ids) for document in documents) != T:
+            return {}
+        found = {name: torch.zeros(len(documents), T, dtype=torch.bool) for name in ("special", *self.inputs.kinds)}
+        for row, document in enumerate(documents):
+            special = document.special
+            found["special"][row, : len(special)] = torch.from_numpy(special)
+            for name, kind in self.inputs.kinds.items():
+                found[name][row, : len(special)] = torch.from_numpy(kind[document.ids] & ~special)
+        return found
+
+    def _add(self, site: Site, attended: Attended, part: _Part) -> Tensor:
+        """Add the queries of a part to a site; returns the attention (b, H, T) that every token receives from them."""
+        logits = _slice(attended, part.rows, part.places, part.T).logits()
+        if part.hidden is not None:
+            logits.masked_fill_(part.hidden, -torch.inf)
+        if part.sampled is not None:
+            best = logits[part.sampled[0], :, part.sampled[1]].topk(2).values
+            site.margins.append((best[..., 0] - best[..., 1]).float())
+        for row, document, query in part.problems:
+            T = self.batch.sizes(row, attended.q.shape[2], attended.k.shape[2])[1] if self.batch else part.T
+            own = logits[row - part.rows.start][:, (query - part.places.start).to(logits.device), :T]
+            site.rows.append(self._rows(attended, own, document, row, query))
         weights = logits.softmax(-1)
         del logits
-        counted = seen[rows, places]
-        mask = None if bool(counted.all()) else counted.to(device)[:, None]
-        if mask is not None:
-            weights.masked_fill_(~mask[..., None], 0.0)
+        if part.mask is not None:
+            weights.masked_fill_(~part.mask[..., None], 0.0)
         share, selected = weights.max(-1)
-        at = torch.arange(places.start, places.stop, device=device)
+        ahead = selected - part.at
         hits = {
             "saturated": share >= self.plan.saturated,
             "first": selected == 0,
-            "self": selected == at,
-            "previous": selected == at - 1,
-            "next": selected == at + 1,
+            "self": ahead == 0,
+            "previous": ahead == -1,
+            "next": ahead == 1,
         }
-        if attended.k.shape[2] == max(map(len, self._ids()), default=0):
-            for name, kind in self._kinds(device).items():
-                hits[name] = kind[rows, None, :T].expand(-1, site.heads, -1).gather(2, selected)
-        values = {name: hit if mask is None else hit & mask for name, hit in hits.items()}
-        values |= {"confidence": share, "first_weight": weights[..., 0]}
-        site.add({name: value.sum((0, 2)) for name, value in values.items()})
-        site.add({"entropy": torch.special.entr(weights).sum((0, 2, 3))})
+        hits |= {name: kind.expand(-1, site.heads, -1).gather(2, selected) for name, kind in part.kinds.items()}
+        counted = torch.stack(list(hits.values()))
+        site.add(tuple(hits), (counted if part.mask is None else counted & part.mask).sum((1, 3)))
+        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()  # twice as fast as xlogy
+        sums = torch.stack([share, weights[..., 0], -logs.mul_(weights).sum(-1)])
+        site.add(("confidence", "first_weight", "entropy"), sums.sum((1, 3)))
         return weights.sum(2)
-
-    def _keep(
-        self,
-        site: Site,
-        attended: Attended,
-        logits: Tensor,
-        rows: slice,
-        places: slice,
-        sizes: list[tuple[int, int]],
-        seen: Tensor,
-    ) -> None:
-        """The sampled queries: their margins, and what enters the margin problems."""
-        assert self.batch is not None
-        documents = self.batch.documents
-        sampled: list[tuple[int, int]] = []
-        for place, row in enumerate(range(rows.start, rows.stop)):
-            document = documents[row if len(documents) == len(sizes) else 0]
-            number = row if self.inputs.given else 0  # texts are the same in any batch
-            here = seen[row].nonzero()[:, 0]
-            wanted = self.plan.per_text if document in self.plan.sampled else 0
-            most = self.plan.of_text.get(document, 0) if number == 0 else 0
-            if not len(here) or not max(wanted, most):
-                continue
-            order = here[self.plan.order(document, number, len(here))[: max(wanted, most)]]
-            inside = (order >= places.start) & (order < places.stop)
-            sampled += [(place, query) for query in order[:wanted][inside[:wanted]].tolist()]
-            query = order[:most][inside[:most]]
-            if len(query):
-                own = logits[place][:, (query - places.start).to(logits.device), : sizes[row][1]]
-                site.rows.append(self._rows(attended, own, document, row, query))
-        if sampled and logits.shape[-1] > 1:
-            which, query = torch.tensor(sampled, device=logits.device).unbind(1)
-            best = logits[which, :, query - places.start].topk(2).values
-            site.margins.append((best[..., 0] - best[..., 1]).float())
-
-    def _ids(self) -> list[np.ndarray]:
-        """The token numbers of the texts of the batch."""
-        assert self.batch is not None
-        return [self.inputs.documents[number].ids for number in self.batch.documents] if self.inputs.documents else []
-
-    def _kinds(self, device: torch.device) -> dict[str, Tensor]:
-        """(B, T) which tokens of the batch are of a kind."""
-        assert self.batch is not None
-        if self._kinds_of is None or self._kinds_of[0] is not self.batch:
-            ids = self._ids()
-            found = {name: np.zeros((len(ids), max(map(len, ids))), bool) for name in ("special", *self.inputs.kinds)}
-            for row, number in enumerate(self.batch.documents):
-                special = self.inputs.documents[number].special
-                found["special"][row, : len(special)] = special
-                for name, numbers in self.inputs.kinds.items():
-                    found[name][row, : len(special)] = np.isin(ids[row], numbers) & ~special
-            self._kinds_of = self.batch, {name: torch.from_numpy(kind).to(device) for name, kind in found.items()}
-        return self._kinds_of[1]
 
     def _rows(self, attended: Attended, logits: Tensor, document: int, row: int, query: Tensor) -> Rows:
         """`logits` (H, n, T) are those of the queries `query` (n,) of a text."""
@@ -257,7 +296,7 @@ def _slice(attended: Attended, rows: slice, queries: slice, T: int | None) -> At
 
 
 def _seeing(attended: Attended, sizes: list[tuple[int, int]]) -> Tensor:
-    """(B, K) the queries of every text, padding left out, that see a token of it in every head."""
+    """(B, K) the queries of every text, padding left out, that see a token of it in every head; on the CPU."""
     B, _, K, _ = attended.q.shape
     own = torch.tensor(sizes)
     real = torch.arange(K) < own[:, :1]

@@ -13,6 +13,7 @@ from rich.table import Table
 from attsvm.checks import as_device
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
+from attsvm.geometry import parse_geometry
 from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ def audit_command(
     from attsvm.auditing import audit, audit_steps, checkpoints
 
     as_device(device)
+    wanted = [norm for norm in norms.split(",") if norm]
+    for norm in wanted:
+        parse_geometry(norm)
+    if not model.exists():
+        raise AttsvmError(f"{model} must be a folder with a model, but there is none.")
     if prune is not None and bits is not None:
         raise AttsvmError("--prune and --bits are two changes of the weights: ask for one of them.")
     steps = checkpoints(model)
@@ -91,7 +97,7 @@ def audit_command(
         "batch": batch,
         "queries": queries,
         "competitors": competitors,
-        "norms": [norm for norm in norms.split(",") if norm],
+        "norms": wanted,
         "seed": seed,
     }
     total = (max(1, len(steps)) * -(-len(read) // batch)) if words is not None else len(read)
