@@ -13,6 +13,7 @@ b'λ = 1.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 from collections.abc import Callable
@@ -71,8 +72,7 @@ class Cones:
         self.cones[-1] = ("semidefinite", n)
 
     def least(self, q: dict[int, float]) -> float:
-        import clarabel
-
+        clarabel: Any = importlib.import_module("clarabel")
         kinds = {
             "zero": clarabel.ZeroConeT,
             "positive": clarabel.NonnegativeConeT,

@@ -1,10 +1,11 @@
 """Time of one optimizer step: MirrorDescent and MirrorAdam against torch's own and against the plain formula.
 
-    python benchmarks/bench_optim.py [--device cuda] [--json FILE] [--sweep] [--cases CASE ...]
+    python benchmarks/bench_optim.py [--device cuda] [--json FILE] [--sweep] [--cases CASE ...] [--threads 2]
 
 On CUDA: 268M float32 parameters in 16 tensors and 1,000 small tensors, in CUDA-event time, with the bandwidth on the
-bytes that must move and its share of a measured copy. On the CPU: the foreach paths on one thread, in process time,
-and its multiple of AdamW's; steps alone, and in the training of a small model, which leaves little in the cache.
+bytes that must move and its share of a measured copy. On the CPU: the foreach and the fused forms, on one thread in
+process time (on more in wall-clock time), and the multiple of AdamW's; steps alone, and in the training of a small
+model, which leaves little in the cache.
 """
 
 import argparse
@@ -83,19 +84,28 @@ CUDA_CASES: list[tuple[str, int, Make]] = [
     ("MirrorAdam p=1.1 foreach", 32, lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=True)),
     ("torch AdamW fused", 28, lambda ps: torch.optim.AdamW(ps, lr=1e-6, fused=True)),
 ]
-ONE_THREAD: list[tuple[str, Make]] = [
+CPU_OPTIMIZERS: list[tuple[str, Make]] = [
     ("torch AdamW foreach", lambda ps: torch.optim.AdamW(ps, lr=1e-6, foreach=True)),
     ("MirrorDescent p=1.1 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, foreach=True)),
     ("MirrorDescent p=1.5 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.5, foreach=True)),
     ("MirrorDescent p=1.75 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.75, foreach=True)),
     ("MirrorDescent p=2 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=2, foreach=True)),
     ("MirrorDescent p=3 foreach", lambda ps: MirrorDescent(ps, lr=1e-6, p=3, foreach=True)),
+    ("MirrorDescent p=1.1 fused", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, fused=True)),
+    ("MirrorDescent p=1.5 fused", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.5, fused=True)),
+    ("MirrorDescent p=1.75 fused", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.75, fused=True)),
     ("MirrorDescent p=1.1 single", lambda ps: MirrorDescent(ps, lr=1e-6, p=1.1, foreach=False)),
     ("MirrorAdam p=1.1 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=True)),
     ("MirrorAdam p=1.5 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.5, foreach=True)),
     ("MirrorAdam p=1.75 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.75, foreach=True)),
     ("MirrorAdam p=2 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=2, foreach=True)),
     ("MirrorAdam p=3 foreach", lambda ps: MirrorAdam(ps, lr=1e-6, p=3, foreach=True)),
+    ("MirrorAdam p=1.1 fused", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, fused=True)),
+    ("MirrorAdam p=1.5 fused", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.5, fused=True)),
+    ("MirrorAdam p=1.75 fused", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.75, fused=True)),
+    ("MirrorAdam p=2 fused", lambda ps: MirrorAdam(ps, lr=1e-6, p=2, fused=True)),
+    ("MirrorAdam p=3 fused", lambda ps: MirrorAdam(ps, lr=1e-6, p=3, fused=True)),
+    ("MirrorAdam p=1.1 fused, no θ", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, fused=True, keep_mirror=False)),
     ("MirrorAdam p=1.1 single", lambda ps: MirrorAdam(ps, lr=1e-6, p=1.1, foreach=False)),
     ("torch AdamW fused", lambda ps: torch.optim.AdamW(ps, lr=1e-6, fused=True)),
     ("torch AdamW single", lambda ps: torch.optim.AdamW(ps, lr=1e-6, foreach=False)),
@@ -218,25 +228,29 @@ def sweep() -> dict[str, list[float]]:
     return result
 
 
+def _clock() -> float:
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def cpu_table(shapes: list[tuple[int, ...]], rounds: int = 15) -> dict[str, float]:
-    """ms per step on one thread: the best of some rounds, the optimizers in turns."""
-    optimizers = {name: make(parameters(shapes, "cpu")) for name, make in ONE_THREAD}
+    """ms per step: the best of some rounds, the optimizers in turns."""
+    optimizers = {name: make(parameters(shapes, "cpu")) for name, make in CPU_OPTIMIZERS}
     for optimizer in optimizers.values():
         optimizer.step()
     times: dict[str, float] = dict.fromkeys(optimizers, float("inf"))
     for _ in range(rounds):
         for name, optimizer in optimizers.items():
-            start = time.process_time()
+            start = _clock()
             for _ in range(3):
                 optimizer.step()
-            times[name] = min(times[name], (time.process_time() - start) / 3 * 1e3)
+            times[name] = min(times[name], (_clock() - start) / 3 * 1e3)
     return times
 
 
 def training_table(rounds: int = 15) -> dict[str, float]:
-    """ms per step on one thread between passes of a model of 4.2M parameters: the best of some rounds, in turns."""
+    """ms per step between passes of a model of 4.2M parameters: the best of some rounds, in turns."""
     runs = []
-    for name, make in ONE_THREAD:
+    for name, make in CPU_OPTIMIZERS:
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
         layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         model = nn.Sequential(nn.Embedding(2000, 256), layers, nn.Linear(256, 2000))
@@ -247,10 +261,10 @@ def training_table(rounds: int = 15) -> dict[str, float]:
         for name, model, optimizer in runs:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
-            start = time.process_time()
+            start = _clock()
             optimizer.step()
             if k >= 2:
-                times[name] = min(times[name], (time.process_time() - start) * 1e3)
+                times[name] = min(times[name], (_clock() - start) * 1e3)
     return times
 
 
@@ -261,6 +275,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="also try other block sizes of the kernels")
     cases = [*CPU_CASES, TRAINING]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases, help="on the CPU (default all)")
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU (default 1)")
     options = parser.parse_args()
     result: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
     if options.device == "cuda":
@@ -273,14 +288,14 @@ def main() -> None:
         if options.sweep:
             result["sweep"] = sweep()
     else:
-        torch.set_num_threads(1)
-        print(f"CPU, one thread, torch {torch.__version__}, ms per step")
+        torch.set_num_threads(options.threads)
+        print(f"CPU, {options.threads} threads, torch {torch.__version__}, ms per step")
         result["cpu"] = {
             case: training_table() if case == TRAINING else cpu_table(CPU_CASES[case]) for case in options.cases
         }
         print(f"{'':32}" + "".join(f"{case:>16}" for case in options.cases))
-        for name, _ in ONE_THREAD:
-            pairs = ((table[name], table[name] / table[ONE_THREAD[0][0]]) for table in result["cpu"].values())
+        for name, _ in CPU_OPTIMIZERS:
+            pairs = ((table[name], table[name] / table[CPU_OPTIMIZERS[0][0]]) for table in result["cpu"].values())
             print(f"{name:32}" + "".join(f"{ms:10.2f} {times:4.2f}x" for ms, times in pairs))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))

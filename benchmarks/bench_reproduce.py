@@ -39,7 +39,7 @@ Work = Counter[str]
 @contextmanager
 def counted(work: Work) -> Iterator[None]:
     """Count trial-steps and problems, by kind, in this process."""
-    advance, prepare = _run.Run._advance, _solve._prepare
+    advance, prepare = _run.Run._advance, _solve.prepare
 
     def counting_advance(self: _run.Run, target: int, *rest: Any) -> None:
         work["KQ" if "K" in self.chunks[0].states else "W"] += self.data.B * max(0, target - self.step)
@@ -52,7 +52,7 @@ def counted(work: Work) -> Iterator[None]:
 
     with (
         patch.object(_run.Run, "_advance", counting_advance),
-        patch.object(_solve, "_prepare", counting_prepare),
+        patch.object(_solve, "prepare", counting_prepare),
     ):
         yield
 

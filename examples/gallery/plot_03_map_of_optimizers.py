@@ -12,7 +12,13 @@ import torch
 import attsvm
 
 data = attsvm.sphere(6, 8, 10, trials=10, seed=2)
-rules = {"GD": "gd", "sign": "sign", "spectral": "spectral", "Adam (0.9, 0.95)": attsvm.Adam(beta2=0.95), "Muon": "muon"}
+rules = {
+    "GD": "gd",
+    "sign": "sign",
+    "spectral": "spectral",
+    "Adam (0.9, 0.95)": attsvm.Adam(beta2=0.95),
+    "Muon": "muon",
+}
 norms = ["l2", "linf", "spectral"]
 
 # %%

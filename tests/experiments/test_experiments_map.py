@@ -43,3 +43,16 @@ def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str, monke
     found = experiment.checks(rows)
     assert found
     assert all(isinstance(check, Check) and check.name for check in found)
+
+
+def test_runs_of_two_and_of_four_heads_are_checked_together() -> None:
+    experiment = CATALOG["heads-svm"]
+    numbers = ("spread", "same_tokens", "difference", "optimal")
+    rows = Rows(
+        [
+            (cell, {"error": np.zeros((3, cell["heads"])), **{name: np.ones(3) for name in numbers}})
+            for cell in experiment.cells(False)
+        ]
+    )
+    assert experiment.checks(rows)
+    assert experiment.figure(rows).axes

@@ -1,6 +1,8 @@
 """The fused step: CUDA graphs, sizes and layouts, its turns with the other steps, its tables."""
 
+import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from small_task import batch, fit, make_all, needs_cuda, network
 from torch import nn
 
 from attsvm import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm.optim import MirrorAdam, MirrorDescent, _fused, mirror_adam, mirror_descent
 from attsvm.optim._fused import launches
 from attsvm.optim._mirror_map import L1, Step, inverse_exponent, signed_power
 from attsvm.optim._tables import table_of
@@ -132,6 +134,33 @@ def test_fused_is_the_default_on_cuda_and_can_be_switched_off(monkeypatch):
             model = network(device="cuda")
             fit(model, cls(model.parameters(), **options), range(1))
             assert seen == [expected]
+
+
+@pytest.mark.parametrize("name", ["adam", "descend"])
+def test_kernels_on_a_device_get_the_rows_that_they_walk_through(name, monkeypatch):
+    """On tensors without memory, so that no device is needed."""
+    seen = []
+    kernels = SimpleNamespace(**{name: lambda *given, **flags: seen.append((given, flags))})
+    monkeypatch.setattr(_fused, "_triton", kernels)
+    weight, grad, theta, rest, first, second = (torch.empty(3, device="meta") for _ in range(6))
+    shared = {"lr": 0.1, "p": 1.1, "weight_decay": 0.0, "maximize": True, "fused": True, "capturable": True}
+    if name == "adam":
+        count = torch.zeros((), device="meta")
+        columns = [weight], [grad], [theta], [rest], [first], [second], [count]
+        mirror_adam(*columns, beta1=0.75, beta2=0.5, eps=1e-8, **shared)
+        expected, settings = [first, second, count], (0.25, 0.5, 0.5, math.log(0.75), math.log(0.5), 1e-8)
+        own = {}
+    else:
+        columns = [weight], [grad], [theta], [rest], [first], [second]
+        mirror_descent(*columns, momentum=0.9, nesterov=True, **shared)
+        expected, settings = [first, second], (0.9,)
+        own = {"MOMENTUM": True, "NESTEROV": True, "NORMALIZE": True}
+    (((row,), scalars, capturable), flags) = seen[0]
+    assert len(seen) == 1
+    assert all(a is b for a, b in zip(row, [weight, grad, theta, theta, *expected], strict=True))
+    assert scalars == (0.1, 0.0, 10.0, 0.0, *settings)
+    assert capturable
+    assert flags == {"MIRROR": True, "N": 10, "KEEP": True, "MASK": False, "L1": 0, "MAXIMIZE": True, **own}
 
 
 @pytest.mark.parametrize("sizes", [[1], [16], [17, 1], [70, 16, 15, 1, 33]])

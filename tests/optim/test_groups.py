@@ -88,12 +88,15 @@ def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
     [
         "attention.self.pos_key_proj",  # DeBERTa
         "attention.self.pos_query_proj",
+        "attention.self.pos_proj",
         "linear_attn.in_proj_qkvz",  # Qwen3-Next
         "attention.self_attention.query_key",  # Reformer
         "self_attn.linears.0",  # the Annotated Transformer
         "self_attn.linears.2",
         "transformer.h.attn.attn",  # LitGPT
         "blocks.attention.qkv.linear",  # LeViT
+        "layers.module.queries_keys_values.linear",  # the same in transformers
+        "layers.0.keys_values.linear",
         "blocks.attn.query.proj",  # MobileNetV4
         "time_mix.attention.key",  # RWKV
     ],
@@ -102,7 +105,10 @@ def test_attention_under_other_names(path):
     assert kinds_of(nested(path)) == {f"{path}.weight": "attention"}
 
 
-@pytest.mark.parametrize("path", ["value", "critic.v", "policy.k", "self_attn.linears.3", "head.attn", "body.proj"])
+LONE = ["value", "critic.v", "policy.k", "self_attn.linears.3", "head.attn", "body.proj", "pos_proj"]
+
+
+@pytest.mark.parametrize("path", LONE)
 def test_a_lone_name_is_no_attention(path):
     assert kinds_of(nested(path)) == {f"{path}.weight": "matrices"}
 
@@ -131,12 +137,15 @@ def test_what_is_no_matrix_whatever_its_shape():
         model["mixer"].register_parameter(name, nn.Parameter(torch.ones(4, 4)))
     for name in ("q", "r", "o"):  # XLNet
         model["rel_attn"].register_parameter(name, nn.Parameter(torch.ones(4, 2, 2)))
+    model["position_embeddings"] = nn.ParameterDict()  # Reformer
+    model["position_embeddings"]["weights"] = nn.ParameterList([torch.ones(4, 1, 4), torch.ones(1, 4, 4)])
     plain = nn.Parameter(torch.ones(4, 4))
     plain._no_weight_decay = True
     model["mixer"].register_parameter("states", plain)
     assert kinds_of(model) == {
         **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states"), "vectors"),
         **dict.fromkeys(("mixer.latents", "mixer.pe"), "embeddings"),
+        **dict.fromkeys((f"position_embeddings.weights.{k}" for k in range(2)), "embeddings"),
         **dict.fromkeys(("mixer.mixing", "rel_attn.o"), "matrices"),
         **dict.fromkeys(("rel_attn.q", "rel_attn.r"), "attention"),
     }

@@ -262,9 +262,10 @@ def test_edits_hold_in_a_compiled_step(adam):
     ids=["rows", "columns", "signs", "one entry", "the last entry"],
 )
 @pytest.mark.parametrize("shape", [(128, 96), (129, 131), (30, 40)])
-def test_every_kind_of_edit_is_noticed(change, shape):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_kind_of_edit_is_noticed(change, shape, dtype):
     torch.manual_seed(0)
-    w = torch.randn(shape)
+    w = torch.randn(shape, dtype=dtype)
     before = signature(w)
     assert torch.equal(signature(w.t().contiguous().t()), before)
     assert not torch.equal(signature(change(w)), before)

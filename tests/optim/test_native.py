@@ -79,6 +79,31 @@ def test_threads_and_cuts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 
 
+@pytest.mark.parametrize("p", [1.1, 1.4])  # every entry is compared, or signatures of blocks
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda w: w[777].zero_(),
+        lambda w: w[-1].zero_(),
+        lambda w: w.index_copy_(0, torch.tensor([3, 499]), w[[499, 3]]),
+        lambda w: w.neg_(),
+    ],
+    ids=["one entry", "the last", "two exchanged", "signs"],
+)
+def test_every_kind_of_edit_is_noticed(edit, p: float) -> None:
+    found = []
+    for form in ({"fused": True}, {"foreach": False}):
+        w = nn.Parameter(0.1 * gradients(1, 2003)[0])
+        optimizer = MirrorDescent([w], lr=1e-3, p=p, **form)
+        for step, grad in enumerate(gradients(4, 2003)):
+            w.grad = grad
+            if step == 2:
+                edit(w.data)
+            optimizer.step()
+        found.append(w.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
+
+
 @by_name
 def test_a_step_of_lr_0_leaves_every_bit(name: str) -> None:
     model, still = network(), network()
@@ -101,7 +126,7 @@ def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
     macros = tuple(
         f"-D{name}={value}"
         for name, value in {
-            **dict.fromkeys(("ADAM", "BF16", "BF16_GRAD", "MIRROR", "KEEP", "MASK", "L1"), 0),
+            **dict.fromkeys(("ADAM", "BF16", "BF16_GRAD", "MIRROR", "LEAN", "KEEP", "MASK", "L1"), 0),
             **dict.fromkeys(("MAXIMIZE", "MOMENTUM", "NESTEROV", "NORMALIZE"), 0),
             "N": 1,
         }.items()
@@ -115,6 +140,6 @@ def test_what_is_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(AttsvmError, match="needs a C.. compiler, but"):
+    with pytest.raises(AttsvmError, match=r"needs a C\+\+ compiler, but"):
         _native._compiled.__wrapped__(("-DN=1",))  # other macros are missing
     assert not list((tmp_path / "attsvm").iterdir())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_task import MAKERS, fit, network
 
-from attsvm.optim import _chunks
+from attsvm.optim import _chunks, _edits
 from attsvm.optim._mirror_map import decay_pull
 
 by_name = pytest.mark.parametrize("name", MAKERS)
@@ -90,6 +90,20 @@ def test_a_copied_optimizer_has_its_own_state() -> None:
     fit(*again, range(2, 4))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
     assert math.isclose(float(next(iter(optimizer.state.values()))["step"]), 2)
+
+
+@by_name
+@pytest.mark.parametrize("sizes", [[5], [5, 7], [3000], [3000, 3001]])
+@pytest.mark.parametrize("foreach", [True, False])
+def test_no_edit_is_seen_where_there_was_none(name: str, sizes: list, foreach: bool, monkeypatch) -> None:
+    params = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+    optimizer = MAKERS[name](params, p=1.5, foreach=foreach)
+    for step in range(3):
+        for param in params:
+            param.grad = torch.randn(param.shape)
+        optimizer.step()
+        if step == 0:
+            monkeypatch.setattr(_edits, "follow", lambda *_: pytest.fail("an edit was seen"))
 
 
 @by_name

@@ -7,7 +7,7 @@ from scipy.optimize import linprog, nnls
 
 from attsvm import MarginProblem, Status, TokenData, att_svm, solve
 from attsvm.svm._active import _nonnegative, solve_active
-from attsvm.svm._solve import _prepare
+from attsvm.svm._solve import prepare
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_it_solves_l2_with_equalities() -> None:
     equality[:, 0] = True
     problem = MarginProblem.from_rows(A, b=np.where(equality, 0.0, 1.0), equality=equality)
     solution = solve(problem, "l2")
-    system, _, scale, _ = _prepare(problem, solution.geometry)
+    system, _, scale, _ = prepare(problem, solution.geometry)
     W = solve_active(system).W * scale[:, None, None]
     solved = solution.solved
     assert solved.any()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
-from threading import Event
+import signal
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from torch import Tensor
 
 import attsvm
 from attsvm import MarginProblem, MaxMargin, TokenData, att_svm, gen_svm, solve, sphere
-from attsvm.svm import TokenProblem, _large
+from attsvm.embeddings import Sequences
+from attsvm.svm import EmbeddingProblem, TokenProblem, _large, _solve
 
 
 def planted(n: int = 700, T: int = 20, d: int = 4, e: int = 3, K: int = 1, seed: int = 0) -> tuple[TokenData, Tensor]:
@@ -166,23 +166,110 @@ def test_the_cls_vector_of_many_sequences() -> None:
     assert solution.norm.item() == pytest.approx(cvxpy_norm(problem.formed(), solution.geometry, 0), rel=1e-6)
 
 
+def reviews(n: int, words: int, d: int, seed: int) -> tuple[Tensor, Sequences, Tensor]:
+    """Embeddings, sequences of 2 to 20 words, and p."""
+    g = torch.Generator().manual_seed(seed)
+    E, p = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((words, d), (d,)))
+    lengths = torch.randint(2, 21, (n,), generator=g).tolist()
+    ids = [torch.randperm(words, generator=g)[:length].tolist() for length in lengths]
+    return E, Sequences.from_lists(ids, [1] * n, words), p
+
+
+def padded(data: Sequences) -> Tensor:
+    found = torch.full((data.n, int(data.offsets.diff().max())), -1)
+    place = torch.arange(len(data.ids)) - data.offsets[data.row]
+    found[data.row, place] = data.ids
+    return found
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_pairs_of_words_are_the_sequences_that_ask_for_them(norm: str) -> None:
+    """Eq. (9) from ragged sequences, every pair once: the same optimum as from padded ones, and few rows are formed."""
+    E, data, p = reviews(3000, 300, 8, seed=1)
+    problem = attsvm.embedding_svm(E, data, p)
+    assert isinstance(problem, EmbeddingProblem)
+    assert int(problem.times.sum()) == len(data.ids) - data.n > problem.rows
+    solution = solve(problem, norm, tol=1e-9)
+    other = solve(attsvm.embedding_svm(E, padded(data), p), norm, tol=1e-9)
+    assert solution.solved.all()
+    assert solution.norm.item() == pytest.approx(other.norm.item(), rel=1e-8)
+    assert_optimal(problem.formed(), solution, 1e-9)
+    assert solution.efficiency(p[:, None]).item() == pytest.approx(other.efficiency(p[:, None]).item(), rel=1e-7)
+    a = E @ solution.W[0, :, 0]
+    for row in padded(data)[:200]:
+        words = row[row >= 0]
+        lead = a[words].topk(2).values.diff().neg().item()
+        assert words[a[words].argmax()] == words[(E @ p)[words].argmax()]
+        assert lead >= 1 - 1e-9
+
+
+def test_tied_words_stay_tied() -> None:
+    """Word 0 and word 1 differ only where p is 0, and lead every sequence."""
+    E, data, p = reviews(3000, 300, 8, seed=2)
+    E[:, 7], p[7] = 0.0, 0.0
+    E[0] = 50 * p
+    E[1] = E[0]
+    E[1, 7] = 1.0
+    ids = torch.cat((torch.tensor([0, 1]), 2 + data.ids % 298))
+    both = Sequences.of(ids, data.offsets + 2 * (data.offsets > 0), [1] * data.n, 300)
+    problem = attsvm.embedding_svm(E, both, p)
+    assert isinstance(problem, EmbeddingProblem)
+    assert problem.tied.sum() == 1
+    solution = solve(problem, tol=1e-9)
+    assert solution.solved.all()
+    w = solution.W[0, :, 0]
+    assert abs((E[0] - E[1]) @ w) <= solution.violation.item() <= 1e-6
+    assert solution.norm.item() == pytest.approx(cvxpy_norm(problem.formed(), solution.geometry, 0), rel=1e-6)
+
+
+def test_a_few_ragged_sequences_become_plain_rows() -> None:
+    E, data, p = reviews(20, 30, 5, seed=3)
+    problem = attsvm.embedding_svm(E, data, p)
+    assert not isinstance(problem, EmbeddingProblem)
+    assert solve(problem).norm.item() == pytest.approx(
+        solve(attsvm.embedding_svm(E, padded(data), p)).norm.item(), rel=1e-8
+    )
+
+
 def test_an_interrupt_returns_the_bracket_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     data, tokens = planted(d=8, e=8)
     problem = att_svm(data, tokens)
     whole = solve(problem, tol=1e-8)
+    worst, rounds = _large.TokenPricing.worst, iter(range(10**6))
 
-    @contextmanager
-    def asked() -> Any:
-        event = Event()
-        event.set()
-        yield event
+    def interrupted(self: Any, W: Tensor) -> Any:
+        if next(rounds) == 3:  # in the third round: the first pricing is before it begins
+            signal.raise_signal(signal.SIGINT)
+        return worst(self, W)
 
-    monkeypatch.setattr(_large, "asked_to_stop", asked)
+    monkeypatch.setattr(_large.TokenPricing, "worst", interrupted)
     cut = solve(problem, tol=1e-8)
     assert cut.open.all()
-    assert cut.iterations.item() == 1
+    assert cut.iterations.item() == 3 < whole.iterations.item()
     assert 0 < cut.lower.item() <= whole.norm.item()
     assert cut.upper.item() >= whole.lower.item()
+
+
+def test_progress_tells_rows_violation_and_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    data, tokens = planted()
+    solve(att_svm(data, tokens), tol=1e-6, progress=True)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "13,300 rows" in shown
+    assert "in the set" in shown
+
+
+def test_infeasible_rows_of_many_unknowns_are_proved_without_solving_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The multipliers of the working set are close enough to a Farkas vector."""
+    data, tokens = planted(n=900, T=14, d=8, e=8)
+    problem = att_svm(data, (tokens + 1) % data.T)
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("rows must not be solved anew")
+
+    monkeypatch.setattr(_solve, "_solve_small", refuse)
+    solution = solve(problem)
+    assert solution.infeasible.all()
+    assert_farkas(problem.formed(), solution)
 
 
 def test_efficiency_saving_and_picking(tmp_path: Any) -> None:

@@ -38,12 +38,12 @@ def _quintic(M: Tensor, steps: int) -> Tensor:
     a, b, c = NEWTON_SCHULZ
     X = trial_first(M)
     wide = X.shape[-2] > X.shape[-1]
-    X = X.mT if wide else X
+    X = (X.mT if wide else X).contiguous()
     size = torch.linalg.matrix_norm(X, keepdim=True)
     X = X / torch.where(size > 0, size, 1.0)
     for _ in range(steps):
         A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return trial_last(X.mT if wide else X)
 
 

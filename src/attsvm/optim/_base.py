@@ -22,6 +22,7 @@ Tensors = list[Tensor]
 Masks = Sequence[Tensor | None]
 # Options that states saved by earlier versions may lack.
 _LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
+_LATER |= {"keep_mirror": True}
 FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
@@ -52,7 +53,7 @@ class MirrorOptimizer(Optimizer, ABC):
     # state.
     _versions: dict[float, dict[int, int]]
     _calls: int  # of step, in this process
-    # Tells changes through `.data` of weights with a mirror variable, where the step does not read them anyway.
+    # Tells changes through `.data` of weights with a mirror variable, where the step does not compare them anyway.
     _watch: Watch
     # How many lists of states a step works on, apart from mirror variables and their rests.
     _state_columns: int
@@ -70,8 +71,11 @@ class MirrorOptimizer(Optimizer, ABC):
         super().add_param_group(self._with_names(param_group))
         try:
             self._check_options(self.param_groups[-1])
-            if any(param.is_complex() for param in self.param_groups[-1]["params"]):
+            params = self.param_groups[-1]["params"]
+            if any(param.is_complex() for param in params):
                 raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
+            if not self.param_groups[-1]["keep_mirror"] and any(param.dtype != state_dtype(param) for param in params):
+                raise AttsvmError("keep_mirror=False needs float32 or float64 weights: of others θ holds the digits.")
         except AttsvmError:
             self.param_groups.pop()
             raise
@@ -154,7 +158,9 @@ class MirrorOptimizer(Optimizer, ABC):
         weights = list(weights)
         fused = use_fused(weights, group["foreach"], group["fused"])
         # The kernel for a CPU reckons θ anew, which a step of lr = 0 must not.
-        return fused and not (weights and weights[0].is_cpu and float(group["lr"]) == 0)
+        if bool(weights) and weights[0].is_cpu:
+            return fused and float(group["lr"]) != 0
+        return fused and (group["keep_mirror"] or group["p"] == 2)
 
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
@@ -172,8 +178,9 @@ class MirrorOptimizer(Optimizer, ABC):
             if param.grad is not None:
                 weight = local(param)
                 compared = fused and weight.is_cpu  # by the kernel
-                theta = self._mirror(param, weight, p, versions, compared) if has_mirror(weight, p) else weight
-                kept = (weight.is_cpu or not fused) and keeps_roundings(weight, theta, a)
+                mirrored = group["keep_mirror"] and has_mirror(weight, p)
+                theta = self._mirror(param, weight, p, versions, compared) if mirrored else weight
+                kept = mirrored and (weight.is_cpu or not fused) and keeps_roundings(weight, theta, a)
                 rest = self._rest(param) if kept else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
                     left.pop(REST, None)
@@ -199,7 +206,7 @@ class MirrorOptimizer(Optimizer, ABC):
     def _shared(self, group: dict[str, Any], fused: bool, weights: Tensors, masks: Masks) -> dict[str, Any]:
         """What the arithmetic of either optimizer is told."""
         names = ("foreach", "capturable", "lr", "p", "weight_decay", "maximize", "l1", "l1_of")
-        watch = None if fused or torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
+        watch = None if torch.compiler.is_compiling() or capturing(weights[0]) else self._watch
         return {name: group[name] for name in names} | {"fused": fused, "masks": masks, "watch": watch}
 
     @torch.no_grad()
@@ -303,6 +310,7 @@ class MirrorOptimizer(Optimizer, ABC):
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
         if compared and not edited:
+            self._watch.forget(weight)
             return theta
         if not capturing(weight):
             same = means(theta, weight, p)

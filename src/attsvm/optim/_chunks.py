@@ -15,8 +15,7 @@ from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, follow
 CACHED = 1 << 18
 MOST = 1 << 21
 GATHERED = 1 << 22
-SMALL = 1 << 13  # so few entries are sooner copied than stepped alone;
-SMALL_IN_MANY_PASSES = 1 << 14  # this is so on a CPU if the step takes many passes
+SMALL = 1 << 14  # so few entries are sooner copied than stepped and watched alone
 MOST_VIEWS = 256  # of buffers: to make some anew in every step takes as long as a few passes
 
 Row = Sequence[Tensor]
@@ -57,10 +56,10 @@ def chunks(
             if watch is not None:
                 watch.before([row], p)
             elif torch.compiler.is_compiling():  # every entry is compared
-                follow(*([t] for t in row[:3]), p)
+                follow([row[0]], [row[1]], [row[2]], p)
             yield Chunk(key, row, [row], NO_SCRATCH)
             if watch is not None:
-                watch.after([row])
+                watch.after([row], row[0])
             continue
         kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
@@ -69,6 +68,7 @@ def chunks(
         small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
+            row = parts[0]
             if watch is not None:
                 watch.before(parts, p)
             for row in _as_one(parts, gathered if on_cpu else None):
@@ -79,7 +79,7 @@ def chunks(
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
             if watch is not None:
-                watch.after(parts)
+                watch.after(parts, row[0])
 
 
 class _Kept(threading.local):

@@ -9,6 +9,8 @@ from torch._utils import _flatten_dense_tensors
 from attsvm.optim._mirror_map import follow
 
 PIECES = 64
+SHORT = 2048  # so many entries are sooner copied than summed
+BLOCK = 512  # of `_kernel.cpp`
 
 Row = Sequence[Tensor]
 
@@ -22,6 +24,17 @@ class Watch:
     def __init__(self) -> None:
         self._left: dict[tuple[int, int, int], Tensor] = {}
 
+    def sums(self, weight: Tensor) -> Tensor:
+        """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
+        key = (weight.data_ptr(), weight.numel(), 0)
+        if key not in self._left:
+            self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1)
+        return self._left[key]
+
+    def forget(self, weight: Tensor) -> None:
+        """The next such step compares every entry."""
+        self._left.pop((weight.data_ptr(), weight.numel(), 0), None)
+
     def before(self, parts: Sequence[Row], p: float) -> None:
         """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins."""
         if parts[0][0] is parts[0][1]:
@@ -31,30 +44,31 @@ class Watch:
             weights, mirrors, rests = ([row[k] for row in parts] for k in range(3))
             follow(weights, mirrors, rests, p)
 
-    def after(self, parts: Sequence[Row]) -> None:
-        """Note the weights as they are now."""
+    def after(self, parts: Sequence[Row], weight: Tensor) -> None:
+        """Note the weights as they are now: `weight` is all of them."""
         if parts[0][0] is not parts[0][1]:
-            self._left[_key(parts)] = _signature(parts)
+            self._left[_key(parts)] = signature(weight)
 
 
 def signature(weight: Tensor) -> Tensor:
-    """The sums, as whole numbers, of the bits of 64 pieces of a weight.
+    """The sums, as whole numbers, of the bits of 64 pieces of a weight; a short one itself.
 
     A change of one entry changes the sum of its piece. Exchanged entries, as by a permutation of rows or columns, stay
     unnoticed only inside one piece, and pieces start at odd distances, so that they do not end where rows do. They
-    overlap a little: all are then of one length, and one call sums them.
+    overlap a little: all are then of one length, and one call sums them. The length is odd, so that a sign that is the
+    first bit of a word is seen where all change; of two such signs in one piece the sum is the same.
     """
     flat = weight.detach().reshape(-1)
-    size = flat.element_size()
-    if flat.storage_offset() * size % 8:
+    if flat.numel() <= SHORT:
+        return flat.clone()
+    two_words = 16 // flat.element_size()
+    if flat.storage_offset() % max(two_words // 2, 1):
         flat = flat.clone()
-    if flat.numel() * size % 8:
-        flat = torch.cat([flat, flat.new_zeros(8 // size - flat.numel() % (8 // size))])
+    if odd := flat.numel() % two_words:
+        flat = torch.cat([flat, flat.new_zeros(two_words - odd)])
     words = flat.view(torch.int64)
-    if len(words) < PIECES:
-        return words.clone()
-    apart = (len(words) // PIECES - 1) | 1
-    return words.as_strided((PIECES, len(words) - (PIECES - 1) * apart), (apart, 1)).sum(1)
+    apart = (words.numel() // PIECES - 1) | 1
+    return words.as_strided((PIECES, words.numel() - (PIECES - 1) * apart), (apart, 1)).sum(1)
 
 
 def _signature(parts: Sequence[Row]) -> Tensor:

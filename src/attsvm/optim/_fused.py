@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import _native
+from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import Step, leaves_weights, whole_exponent
 
 try:
@@ -94,14 +95,17 @@ def fused_step(
     kernel: str,
     columns: Sequence[Any],
     rests: list[Tensor],
+    watch: Watch | None,
     step: Step,
     moments: tuple[float, ...],
     capturable: bool,
     **flags: bool,
 ) -> None:
     """Hand columns of weights, gradients, mirror variables, masks and states to a kernel: on a CPU with the rests,
-    which on CUDA are read off the weights."""
-    columns = [*columns, rests] if columns[0][0].is_cpu else columns
+    which on CUDA are read off the weights, and with signatures."""
+    if columns[0][0].is_cpu:
+        watch = watch or Watch()
+        columns = [*columns, rests, [watch.sums(weight) for weight in columns[0]]]
     for rows, scalars, compiled in launches(*columns, step=step):
         getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
 

@@ -30,11 +30,11 @@ _ONE_OF_THREE = (
     r"(?:_?(?:proj|projection|lin|linear|attn|global))?"
 )
 _PACKED_NAME = (
-    r"(?:(?:w|to|c|lin|linear|in_proj)_?)?(?:qk|kv|qkv|qkvz|query_key|query_key_value|kv_a|kv_b|q_a|q_b)"
+    r"(?:(?:w|to|c|lin|linear|in_proj)_?)?(?:qk|kv|qkv|qkvz|query_key|query_key_value|keys_values|queries_keys_values|kv_a|kv_b|q_a|q_b)"
     r"(?:_?(?:proj|projection|lin|linear|attn|proj_with_mqa))?|c_attn|w_pack"
 )
 _SEPARATE, _TOGETHER = re.compile(_ONE_OF_THREE), re.compile(_PACKED_NAME)
-_INSIDE_ATTENTION = re.compile(r"in_proj|in_projection|attn")  # also names of other things
+_INSIDE_ATTENTION = re.compile(r"in_proj|in_projection|attn|pos_proj")  # also names of other things
 _THREE_OF_A_LIST = re.compile(r"linears\.[0-2]")  # queries, keys, values; the fourth is the output
 _WRAPPED = ("linear", "proj", "conv", "base_layer")  # qkv.linear, query.proj: the name is that of what they are in
 _FEED_FORWARD = re.compile(r"feed_?forward|ffn|mlp|channel_mix", re.IGNORECASE)  # RWKV has keys and values there too
@@ -215,6 +215,8 @@ def _kind(name: str, module: nn.Module, param: Tensor, modules: Mapping[str, nn.
     scale = name.endswith(".original0") and max(param.shape, default=1) == param.numel()  # of weight_norm
     path = _STORED.sub("", _PARAMETRIZED.sub(r".\1", name)).split(".")
     own, bare = path[-1], path[-1] != "weight" or scale
+    if own.isdigit():  # of a ParameterList
+        own = ".".join(path[-3:-1])
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
     if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__) or own in _RATES:

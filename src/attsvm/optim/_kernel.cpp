@@ -5,6 +5,7 @@
 //   N          the exponent 1/(p − 1) where it is whole and small, −1 for 1/2, else 0: any
 //   BF16       weights are bfloat16;  BF16_GRAD: gradients are
 //   MIRROR     the mirror variable θ is kept apart from the weight
+//   LEAN       θ is not kept, but read off the weight in float64
 //   KEEP       what the roundings of θ lose is kept
 //   MASK       pruned entries stay 0
 //   L1         a soft threshold: 1 of θ, 2 of the weight
@@ -17,6 +18,7 @@
 namespace {
 
 constexpr int64_t BLOCK = 512;  // entries that stay in the first cache between the look for edits and the step
+constexpr int LANES = 16;
 
 struct Row {
     int64_t weight, grad, theta, kept;
@@ -25,7 +27,7 @@ struct Row {
 #else
     int64_t buffer, norm;
 #endif
-    int64_t rest, numel;
+    int64_t rest, sums, numel;
 };
 
 struct Scalars {
@@ -58,6 +60,17 @@ inline uint16_t stored(float x) { return rounded(x); }
 #else
 using Weight = float;
 inline float stored(float x) { return x; }
+#endif
+typedef uint32_t Sums __attribute__((vector_size(LANES * 4)));
+#if BF16
+typedef uint16_t Words __attribute__((vector_size(LANES * 2)));
+#else
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+#endif
+#if LEAN
+using Real = double;
+#else
+using Real = float;
 #endif
 #if BF16_GRAD
 using Grad = uint16_t;
@@ -116,6 +129,12 @@ template <class T> inline T signed_power(T x, double a) {
     }
 }
 
+// θ of a weight.
+inline double read_off(double weight, double a) {
+    const double size = std::fabs(weight);
+    return std::copysign(N == 2 ? std::sqrt(size) : any_power(size, 1 / a), weight);
+}
+
 // Whether a weight is the rounding of a number that close to the expected one.
 inline bool means(float weight, float expected, float tolerance) {
 #if BF16
@@ -137,19 +156,44 @@ inline void follow(const Weight *weight, float *theta, float *rest, int64_t size
     for (int64_t i = 0; i < size; i++) {
         float w = widen(weight[i]);
         if (!means(w, signed_power(theta[i], a), tolerance)) {
-            theta[i] = float(std::copysign(any_power(double(std::fabs(w)), 1 / a), double(w)));
+            theta[i] = float(read_off(w, a));
             if (KEEP) rest[i] = 0;
         }
     }
 }
 
-inline float clamped(float x, float bound) { return x < -bound ? -bound : x > bound ? bound : x; }
+// Two sums of the bits, the second of which depends on their order.
+inline int64_t signature(const Weight *weight, int64_t size) {
+    Sums once = {}, twice = {};
+    auto add = [&](const Words &words) {
+        const Sums x = __builtin_convertvector(words, Sums);
+        once += x ^ (x >> 16);  // the sign too, so that two changes of it do not cancel
+        twice += once;
+    };
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Words words;
+        std::memcpy(&words, weight + i, sizeof words);
+        add(words);
+    }
+    Words last = {};
+    std::memcpy(&last, weight + i, (size - i) * sizeof(Weight));
+    add(last);
+    // An odd multiple of every word, so that a change of one is never lost.
+    const Sums mixed = (once + 2 * twice) * (0x9e3779b1u * Sums{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+    uint32_t sum = 0;
+    for (int k = 0; k < LANES; k++) sum += mixed[k];
+    return sum;
+}
+
+inline Real clamped(Real x, Real bound) { return x < -bound ? -bound : x > bound ? bound : x; }
 
 void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
     auto *weight = (Weight *)row.weight;
     auto *grad = (const Grad *)row.grad;
     auto *theta = (float *)row.theta, *rest = (float *)row.rest;
     auto *kept = (const uint8_t *)row.kept;
+    auto *sums = (int64_t *)row.sums;
     const float lr = float(s.lr), decay = float(s.lr * s.pull), bound = float(s.lr * s.l1);
 #if ADAM
     auto *avg = (float *)row.avg, *avg_sq = (float *)row.avg_sq;
@@ -164,12 +208,16 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
 #endif
     for (int64_t start = first; start < last; start += BLOCK) {
         const int64_t end = start + BLOCK < last ? start + BLOCK : last;
-        if (MIRROR) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
+        // To compare takes no time where powers are products: the step waits for memory. Others are compared only where
+        // the weights are not those that the last step left.
+        const bool compare = N > 0 || signature(weight + start, end - start) != sums[start / BLOCK];
+        if (MIRROR && compare) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
 #pragma GCC ivdep
         for (int64_t i = start; i < end; i++) {
             const bool keep = MASK ? kept[i] != 0 : true;
             const float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
-            float x = theta[i], change = KEEP ? rest[i] : 0.0f;
+            Real x = LEAN ? Real(read_off(widen(weight[i]), s.exponent)) : theta[i];
+            Real change = KEEP ? rest[i] : 0.0f;
 #if ADAM
             float m = avg[i] + weight1 * (g - avg[i]);
             float v = beta2 * avg_sq[i] + weight2 * g * g;
@@ -186,34 +234,38 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
             change = change - decay * x - lr * d;
 #endif
             if (L1 == 1) {
-                const float value = x + change;
+                const Real value = x + change;
                 const bool inside = std::fabs(value) <= bound;
-                change = inside ? 0.0f : change - clamped(value, bound);
-                x = inside ? 0.0f : x;
+                change = inside ? Real(0) : change - clamped(value, bound);
+                x = inside ? Real(0) : x;
             }
-            float next = x + change, left = change + (x - next), w;
+            Real next = x + change;
+            float left = float(change + (x - next)), w;
             if (L1 == 2) {  // in float64: next to the threshold the difference is small
                 double value = signed_power(double(next) + (KEEP ? left : 0.0f), s.exponent);
                 const double size = std::fabs(value) - s.lr * s.l1;
                 value = size <= 0 ? 0.0 : std::copysign(size, value);
-                const double exact = std::copysign(any_power(std::fabs(value), 1 / s.exponent), value);
-                w = float(value), next = float(exact), left = float(exact - next);
+                const double exact = read_off(value, s.exponent);
+                w = float(value), next = float(exact), left = float(exact - double(next));
             } else {
-                w = signed_power(next, s.exponent);
+                w = float(signed_power(next, s.exponent));
             }
-            theta[i] = keep ? next : 0.0f;
+            if (!LEAN) theta[i] = keep ? float(next) : 0.0f;
             if (KEEP) rest[i] = keep ? left : 0.0f;
-            if (MIRROR) weight[i] = keep ? stored(w) : Weight(0);
+            if (MIRROR || LEAN) weight[i] = keep ? stored(w) : Weight(0);
         }
+        if (MIRROR && N <= 0) sums[start / BLOCK] = signature(weight + start, end - start);
     }
 }
 
+inline int64_t blocks(int64_t entries) { return (entries + BLOCK - 1) / BLOCK * BLOCK; }
+
 }  // namespace
 
-// Entries `first` to `last` of all rows one after another.
+// Entries `first` to `last` of all rows one after another, up to whole blocks.
 extern "C" void attsvm_step(const Row *rows, const Scalars *scalars, int64_t first, int64_t last) {
     for (int64_t start = 0; start < last; start += rows++->numel) {
-        const int64_t from = first > start ? first - start : 0, to = last - start < rows->numel ? last - start : rows->numel;
-        if (from < to) step(*rows, *scalars, from, to);
+        const int64_t numel = rows->numel, from = first > start ? blocks(first - start) : 0, to = blocks(last - start);
+        if (from < numel) step(*rows, *scalars, from, to < numel ? to : numel);
     }
 }

@@ -12,11 +12,20 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas
-from attsvm.optim._chunks import SMALL_IN_MANY_PASSES, Chunk, are_contiguous, chunks, kept
+from attsvm.optim._chunks import SMALL, Chunk, are_contiguous, chunks, kept
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import fused_step
 from attsvm.optim._loading import Source
-from attsvm.optim._mirror_map import Scratch, Step, apart, leaves_weights, settle, subtract_multiple, subtract_ratio
+from attsvm.optim._mirror_map import (
+    Scratch,
+    Step,
+    apart,
+    leaves_weights,
+    read_off,
+    settle,
+    subtract_multiple,
+    subtract_ratio,
+)
 from attsvm.optim._shards import local
 
 __all__ = ["MirrorAdam", "mirror_adam"]
@@ -80,6 +89,9 @@ class MirrorAdam(MirrorOptimizer):
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
+        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
+            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
+            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
@@ -111,6 +123,7 @@ class MirrorAdam(MirrorOptimizer):
         *,
         l1: float = 0.0,
         l1_of: str = "mirror",
+        keep_mirror: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -124,6 +137,7 @@ class MirrorAdam(MirrorOptimizer):
             "weight_decay": weight_decay,
             "l1": l1,
             "l1_of": l1_of,
+            "keep_mirror": keep_mirror,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -209,14 +223,14 @@ def mirror_adam(
     if fused:
         columns = params, grads, mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
         moments = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
-        fused_step("adam", columns, rests, step, moments, capturable, MAXIMIZE=maximize)
+        fused_step("adam", columns, rests, watch, step, moments, capturable, MAXIMIZE=maximize)
         return
     # Where counts may not be read (in a graph, when compiled) every tensor has its own.
     counts = torch.stack(state_steps).tolist() if state_steps[0].is_cpu and not compiling else state_steps
     alone = foreach is False or counts is state_steps or leaves_weights(step.lr)
     columns = params, mirrors, rests, masked(masks, grads), exp_avgs, exp_avg_sqs
     gathered = None if isinstance(step.lr, Tensor) else 3
-    of_chunks = {"small": SMALL_IN_MANY_PASSES, "keys": counts, "gathered": gathered, "alone": alone}
+    of_chunks = {"small": SMALL, "keys": counts, "gathered": gathered, "alone": alone}
     for chunk in chunks(*columns, **of_chunks, watch=watch, p=p):
         at_once = not alone and gathered and chunk.row[0].is_cpu and are_contiguous(chunk.parts[0])
         subtract = (_adam_at_once if at_once else _adam)(chunk, step.lr, beta1, beta2, eps, maximize)
@@ -280,6 +294,11 @@ def _adam_at_once(chunk: Chunk, lr: float | Tensor, beta1: float, beta2: float, 
 def _step(row: Sequence[Tensor], subtract: Subtract, step: Step, scratch: Scratch) -> None:
     """The step by lr·m̂/(√v̂ + eps), which `subtract` subtracts, plus lr·pull·θ."""
     lr, pull = step.lr, step.pull
+    if row[0] is row[1] and step.a != 1:
+        change = torch.zeros_like(row[0]) if scratch[1] is None else scratch[1].zero_()
+        subtract(change)
+        read_off(row[0], change, step)
+        return
     weight, theta, rest = row[0], row[1], apart(row[1], row[2], step.l1)
     if rest is theta and (isinstance(pull, Tensor) or pull != 0):
         change = torch.mul(theta, -lr * pull, out=scratch[1])

@@ -15,7 +15,16 @@ from attsvm.optim._chunks import SMALL, chunks
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import fused_step, kernels
 from attsvm.optim._loading import Source
-from attsvm.optim._mirror_map import Scratch, Step, add_multiple, apart, leaves_weights, settle, subtract_multiple
+from attsvm.optim._mirror_map import (
+    Scratch,
+    Step,
+    add_multiple,
+    apart,
+    leaves_weights,
+    read_off,
+    settle,
+    subtract_multiple,
+)
 from attsvm.optim._norms import dual_norms
 from attsvm.optim._shards import local
 
@@ -91,6 +100,9 @@ class MirrorDescent(MirrorOptimizer):
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
+        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
+            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
+            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
         fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
@@ -123,6 +135,7 @@ class MirrorDescent(MirrorOptimizer):
         normalize: str | None = None,
         l1: float = 0.0,
         l1_of: str = "mirror",
+        keep_mirror: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -137,6 +150,7 @@ class MirrorDescent(MirrorOptimizer):
             "normalize": normalize,
             "l1": l1,
             "l1_of": l1_of,
+            "keep_mirror": keep_mirror,
             "maximize": maximize,
             "foreach": foreach,
             "fused": fused,
@@ -218,7 +232,7 @@ def mirror_descent(
     if fused:
         columns = params, grads, mirrors, masks, momentum_buffers or mirrors, norms or mirrors
         flags = {"MAXIMIZE": maximize, "MOMENTUM": momentum != 0, "NESTEROV": nesterov, "NORMALIZE": bool(norms)}
-        fused_step("descend", columns, rests, step, (momentum,), capturable, **flags)
+        fused_step("descend", columns, rests, watch, step, (momentum,), capturable, **flags)
         return
     grads = masked(masks, grads)
     if norms:
@@ -241,6 +255,9 @@ def _descend(
         buffer.mul_(momentum).add_(direction)
         direction = direction.add(buffer, alpha=momentum) if nesterov else buffer
     if leaves_weights(step.lr):
+        return
+    if theta is weight and step.a != 1:
+        read_off(weight, direction * -step.lr, step)
         return
     rest = apart(theta, rest, step.l1)
     subtract_multiple(rest, add_multiple(direction, theta, step.pull, scratch[1]), step.lr)

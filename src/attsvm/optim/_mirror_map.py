@@ -179,6 +179,20 @@ def settle(weight: Tensor, theta: Tensor, rest: Tensor, step: Step, scratch: Scr
         signed_power(theta, a, scratch, out=weight)
 
 
+def read_off(weight: Tensor, change: Tensor, step: Step) -> None:
+    """The step θ ← θ + change of a θ that is not kept but read off the weight, in float64: the weight is a record of θ
+    that is `a` times as fine."""
+    lr, pull, a, l1 = step
+    theta = signed_power(weight.to(torch.float64), 1 / a)
+    theta.add_(change - lr * pull * theta)
+    if l1.strength > 0 and not l1.of_weight:
+        shrink(theta, lr * l1.strength)
+    value = signed_power(theta, a)
+    if l1.strength > 0 and l1.of_weight:
+        shrink(value, lr * l1.strength)
+    weight.copy_(value)
+
+
 def apart(theta: Tensor, rest: Tensor, l1: L1) -> Tensor:
     """What to subtract a step from: with `l1` never θ itself, so that step and threshold are one sum, rounded once.
 

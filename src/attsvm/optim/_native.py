@@ -31,12 +31,12 @@ Rows = Sequence[tuple[Tensor, ...]]
 
 
 def adam(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
-    """MirrorAdam's update; a row is a weight, gradient, mirror variable, mask, two moments, step and rest."""
+    """MirrorAdam's update; a row is that of CUDA, and rest and signatures."""
     _launch(rows, scalars, {"ADAM": True, **flags})
 
 
 def descend(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
-    """MirrorDescent's update; a row is a weight, gradient, mirror variable, mask, momentum buffer, norm and rest."""
+    """MirrorDescent's update; a row is that of CUDA, and rest and signatures."""
     _launch(rows, scalars, {"ADAM": False, **flags})
 
 
@@ -46,7 +46,7 @@ def power_sums(weights: Any, grads: Any, q: float, capturable: bool) -> None:
 
 def _launch(rows: Rows, scalars: Sequence[float | Tensor], flags: dict[str, Any]) -> None:
     weight, grad, theta = rows[0][:3]
-    flags["KEEP"] = rows[0][-1] is not theta
+    flags |= {"KEEP": rows[0][-2] is not theta, "LEAN": theta is weight and scalars[2] != 1}
     flags |= {"BF16": weight.dtype == torch.bfloat16, "BF16_GRAD": grad.dtype == torch.bfloat16}
     step = _compiled(tuple(f"-D{name}={int(value)}" for name, value in sorted(flags.items())))
     addresses = chain.from_iterable((*[t.data_ptr() for t in row], row[0].numel()) for row in rows)
@@ -54,7 +54,7 @@ def _launch(rows: Rows, scalars: Sequence[float | Tensor], flags: dict[str, Any]
     numbers = np.array([float(s) for s in scalars])
     total = sum(row[0].numel() for row in rows)
     shares = max(1, min(torch.get_num_threads(), total // LEAST_SHARED))
-    ends = [total * k // shares // 64 * 64 for k in range(shares)] + [total]
+    ends = [total * k // shares for k in range(shares + 1)]
     calls = [(table.ctypes.data, numbers.ctypes.data, *pair) for pair in pairwise(ends)]
     others = [_threads().submit(step, *call) for call in calls[1:]]
     step(*calls[0])

@@ -8,6 +8,7 @@ from attsvm.svm._problem import MarginProblem, TokenProblem, att_svm, finite_par
 from attsvm.svm._rank import LowRank, solve_rank
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._solve import label_margin, margin_efficiency, solve, token_margin
+from attsvm.svm._unique import Vertex, vertices
 
 __all__ = [
     "EmbeddingProblem",
@@ -16,6 +17,7 @@ __all__ = [
     "MaxMargin",
     "Status",
     "TokenProblem",
+    "Vertex",
     "att_svm",
     "differentiable",
     "embedding_svm",
@@ -35,4 +37,5 @@ __all__ = [
     "solve",
     "solve_rank",
     "token_margin",
+    "vertices",
 ]

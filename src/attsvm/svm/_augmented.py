@@ -105,8 +105,10 @@ class Augmented:
         right = right.to(rows.A.dtype)
         by_rows, by_unknowns = k**3 / 3 + 2 * k * k * (d + e), D**3 / 3 + 2 * k * D * D
         of_rows = by_rows <= by_unknowns or k * D > _LARGEST_DENSE
-        # As many products of rows as a factor costs: after that it is worth making one.
-        budget = 20 + int(min(by_rows, by_unknowns) / (4 * k * D + 1))
+        # As many products of rows as a factor costs: after that it is worth making one. Products with vectors take
+        # longer per operation than factors do; and on a GPU every product waits for the one before it.
+        share = 0.0 if right.is_cuda else min(1.0, e / 8)
+        budget = 20 + int(share * min(by_rows, by_unknowns) / (4 * k * D + 1))
         hopeless = of_rows and k > _LARGEST_FACTOR
         if hopeless or (self._factor is not None and not self._factor.turn_to(active)):
             self._factor = None if hopeless else self._factored(active, of_rows)

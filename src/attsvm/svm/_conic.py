@@ -28,9 +28,12 @@ from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.geometry import Blocks, Geometry
 from attsvm.svm._nuclear import lowest_eigenvalue, metric, reduce_columns, symmetric
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
 from attsvm.svm._second import has_vectors, solve_groups
 from attsvm.svm._wide import is_wide
+
+_NEAR = 1e-7
+"""Gap, as a part of the value, from which points are looked at closely."""
 
 PATIENCE = 25
 """Iterations without progress after which an instance is taken to be at the limits of its arithmetic."""
@@ -153,8 +156,9 @@ def _iterate(
     )
     best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
     idle, lowest = torch.zeros_like(state.index), best.clone()
-    for iteration in range(max_iterations + 1):
-        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.slack).sum(1)
+
+    def record(state: _State, problem: _Problem, system: System) -> Tensor:
+        """The relative gaps of these points; the best of each instance is kept."""
         W, lam = _answer(blocks, problem, state)
         W = _unblocked(W / weight, index, rows.d, rows.e)
         lower = (system.b * lam).sum(1) / (dual := geometry.dual_norm(system.rows.adjoint(lam)))
@@ -167,11 +171,27 @@ def _iterate(
         better = (relative <= best[state.index]) & lam.isfinite().all(1)
         at = state.index[better]
         out.W[at], out.lam[at], best[at] = W[better], lam[better], relative[better]
-        out.iterations[state.index] = iteration
+        return relative
+
+    for iteration in range(max_iterations + 1):
+        gap = (state.X * state.S).sum((1, 2, 3)) + (state.x * state.slack).sum(1)
         idle = torch.where(gap < 0.9 * lowest, 0, idle + 1)
         lowest = torch.minimum(lowest, gap)
-        active = (relative > tol) & ~state.failed & gap.isfinite() & (idle < PATIENCE)
-        if iteration == max_iterations or not bool(active.any()):
+        out.iterations[state.index] = iteration
+        going = ~state.failed & gap.isfinite() & (idle < PATIENCE) & (iteration < max_iterations)
+        # Singular values are only computed where they may matter: near the end, and where A'λ may have cancelled.
+        lam = (state.x if blocks.kind == "max" else state.y[:, :-1]).abs()
+        length = torch.linalg.vector_norm(system.rows.adjoint(lam * system.inequality), dim=(1, 2))
+        near = gap < _NEAR * (problem.c * state.y).sum(1).abs()
+        near |= ~system.inequality.any(1) | system.cancelled(lam, length, 1e-4) | (idle > 0)
+        some = (near | ~going).nonzero()[:, 0]
+        active = going
+        if len(some) == len(gap):
+            active = going & (record(state, problem, system) > tol)
+        elif len(some):
+            relative = record(state.take(some), problem.take(some), system.take(some))
+            active = going.index_put((some,), going[some] & (relative > tol))
+        if not bool(active.any()):
             break
         if not bool(active.all()):
             keep = active.nonzero()[:, 0]
@@ -219,8 +239,8 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: T
         order=order,
         shape=shape,
     )
-    # Equal multipliers and an X that goes with them, and a ν of the same complementarity.
-    lam = system.equal_multipliers()
+    # Multipliers of equal share and an X that goes with them, and a ν of the same complementarity.
+    lam = system.balanced_multipliers()
     U = (lam[:, None] @ dense)[:, 0].unflatten(1, shape)
     size = 0.6 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1) / G
     y = torch.zeros_like(c)
@@ -393,10 +413,11 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
             break
         diagonal.mul_(1 + extra * (info != 0)[:, None])
         F, info = cholesky_ex(M)
-    ME = torch.cholesky_solve(problem.E, F)
+    tied = problem.E.shape[2] > 0
+    ME = cholesky_solve(F, problem.E) if tied else problem.E
     EME = problem.E.mT @ ME
     ties = EME.diagonal(dim1=1, dim2=2)
-    ties += ~problem.equal + 1e-15 * ties.amax(1, keepdim=True) if EME.shape[1] else 0.0
+    ties += ~problem.equal + 1e-15 * ties.amax(1, keepdim=True) if tied else 0.0
     L_E = cholesky_ex(EME)[0]
     short = problem.e - (s.y[:, None] @ problem.E)[:, 0]
     near = gap < 1e-4 * (problem.c * s.y).sum(1).abs()
@@ -411,8 +432,11 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
         """dy and η for (H + LΘL')dy − Eη = right, E'dy = short, refined near the end."""
 
         def once(right: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
-            right = right + rho * (problem.E @ short[..., None])[..., 0]
-            y0 = torch.cholesky_solve(right[..., None], F)
+            if tied:
+                right = right + rho * (problem.E @ short[..., None])[..., 0]
+            y0 = cholesky_solve(F, right[..., None])
+            if not tied:
+                return y0[..., 0], short
             eta = torch.cholesky_solve(short[..., None] - problem.E.mT @ y0, L_E)
             return (y0 + ME @ eta)[..., 0], eta[..., 0] * problem.equal
 

@@ -36,7 +36,8 @@ def differentiable(
     geometry = parse_geometry(geometry)
     problem = problem.formed()
     solution = solve(problem, geometry, tol=tol)
-    missing = (~solution.unique).nonzero()[:, 0]
+    convex = geometry.strictly_convex(*problem.shape)
+    missing = (~(solution.norm.isfinite() & convex)).nonzero()[:, 0]
     if len(missing):
         k = int(missing[0])
         why = str(solution.status[k])

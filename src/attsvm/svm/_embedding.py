@@ -19,7 +19,7 @@ class EmbeddingProblem(UnformedProblem):
     """Eq. (9) over so many pairs of words that only their embeddings and the pairs are kept.
 
     Row c asks p·(E_first − E_other) ≥ 1, or = 0 where `tied`. Every pair stands here once: `times` (N,) says in how
-    many places of the sequences it is asked for. `first` and `other` (N,) are token numbers, sorted by `first`.
+    many places of the sequences it is asked for. `first` and `other` (N,) are token numbers.
     """
 
     E: Tensor

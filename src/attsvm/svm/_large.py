@@ -22,28 +22,32 @@ from attsvm.progress import Tell, progress_bar
 from attsvm.svm._augmented import Augmented, WorkingRows
 from attsvm.svm._embedding import EmbeddingProblem
 from attsvm.svm._exact import UNIT, combination, inner
+from attsvm.svm._farkas import prove_infeasible
 from attsvm.svm._pricing import EmbeddingPricing, FormedPricing, Priced, Pricing, TokenPricing
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._result import MaxMargin, Status
-from attsvm.svm._rows import Rows
+from attsvm.svm._rows import Rows, System
 
 PATIENCE = 25
 """Rounds without progress of the gap, or before there is one of the lower bound, after which an instance is left."""
 
+_SUSPICIOUS = (1e-6, 1e-7, 1e-8)
+"""Where A'λ has cancelled to these fractions of its terms, a proof of infeasibility is tried, once each."""
+
 _MOST_FOR_PROOF = 2000
-"""Rows that a proof of infeasibility is tried with."""
+"""Rows that are solved anew for such a proof."""
 
 SmallSolver = Callable[[MarginProblem, float], MaxMargin]
 
 
 class Found(NamedTuple):
-    """What solving over the working set gave: W, multipliers, a certified lower bound, and whether to suspect, or know
-    (then with a Farkas vector), that no W is feasible."""
+    """What solving over the working set gave: W, multipliers, a certified lower bound, to which fraction of its terms
+    A'λ has cancelled, and whether λ is a Farkas vector: then no W is feasible."""
 
     W: Tensor
     lam: Tensor
     lower: float
-    suspect: bool = False
+    cancelled: float = math.inf
     infeasible: bool = False
 
 
@@ -119,7 +123,7 @@ def _rounds(
         if bool(zero.any()):
             return replace(best, working=working, lam=zero / working.b, status=Status.INFEASIBLE)
         found = method.solve(working, lam, best.gap, tol)
-        if found.suspect and suspicions < 3:
+        if suspicions < len(_SUSPICIOUS) and found.cancelled <= _SUSPICIOUS[suspicions]:
             suspicions += 1
             found = method.doubt(working, found, tol)
         if found.infeasible:
@@ -163,10 +167,19 @@ class _Euclidean:
     def solve(self, working: WorkingRows, lam: Tensor, gap: float, tol: float) -> Found:
         lam = self.state.minimise(working, lam, 0.1 * min(gap, 1.0))
         dual = float(torch.linalg.vector_norm(working.adjoint(lam)))
-        return Found(self.state.W, lam, _lower_bound(working, lam, Lp(2)), dual <= 1e-8 * float(lam.abs().sum()))
+        cancelled = dual / max(float(lam.abs().sum()), 1e-300)
+        return Found(self.state.W, lam, _lower_bound(working, lam, Lp(2)), cancelled)
 
     def doubt(self, working: WorkingRows, found: Found, tol: float) -> Found:
-        """A'λ has nearly cancelled: try to prove that some rows of large weight contradict each other."""
+        """A'λ has nearly cancelled: try to prove that the rows with weight contradict each other, or some of them."""
+        some = found.lam.nonzero()[:, 0]
+        if not len(some):
+            return found
+        proved, farkas = prove_infeasible(_as_system(working.take(some)), found.lam[some][None])
+        if bool(proved[0]):
+            return found._replace(lam=torch.zeros_like(found.lam).scatter(0, some, farkas[0]), infeasible=True)
+        if found.cancelled > _SUSPICIOUS[-1]:
+            return found
         order = found.lam.abs().argsort(descending=True)
         order = order[: min(int((found.lam != 0).sum()), _MOST_FOR_PROOF)]
         count = 8 * (found.W.numel() + 1)
@@ -194,7 +207,7 @@ class _Other:
     def solve(self, working: WorkingRows, lam: Tensor, gap: float, tol: float) -> Found:
         solution = self.small(_as_problem(working), max(self.accuracy, tol / 4))
         lam = solution.multipliers.flatten()
-        return Found(solution.W[0], lam, float(solution.lower[0]), False, bool(solution.infeasible[0]))
+        return Found(solution.W[0], lam, float(solution.lower[0]), infeasible=bool(solution.infeasible[0]))
 
     def doubt(self, working: WorkingRows, found: Found, tol: float) -> Found:
         return found
@@ -206,6 +219,11 @@ class _Other:
 def _as_problem(working: WorkingRows) -> MarginProblem:
     own = MarginProblem.from_rows(working.A, working.Z, working.b, working.equality)
     return replace(own, A_low=working.A_low[None, :, None])
+
+
+def _as_system(working: WorkingRows) -> System:
+    rows = Rows(working.A[None, :, None], working.Z[None], working.A_low[None, :, None])
+    return System(rows, working.b[None], ~working.equality[None], working.equality[None])
 
 
 def _lower_bound(working: WorkingRows, lam: Tensor, geometry: Geometry) -> float:

@@ -17,9 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attsvm.svm._corrector import cholesky_solve
-from attsvm.svm._rows import Iterates, System
-from attsvm.svm._vertex import at_vertex
+from attsvm.svm._rows import Iterates, System, cholesky_solve
+from attsvm.svm._vertex import at_vertex, named
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 15
@@ -29,9 +28,6 @@ _NEAR = 1e-7
 
 _GUESS = 1e-2
 """Gap from which the vertex next to the iterate is tried."""
-
-_CHANGES = 2
-"""Decisions that may be changed for a vertex."""
 
 
 @dataclass
@@ -117,28 +113,11 @@ def _gap(system: System, largest: bool, W: Tensor, lam: Tensor, cancelled: float
 
 
 def _guess(system: System, x: _State, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows at the margin and the signs of entries of the vertex next to x, see `at_vertex`; and where the guess is
-    a likely one (B,).
-
-    Of a slack and its multiplier one is larger; of these decisions those with the least ratio are changed until there
-    are as many conditions as unknowns: rows at the margin and entries at the bound are D + 1 for ℓ∞, rows at the margin
-    and zero entries are D for ℓ1.
-    """
+    """The vertex next to x, see `named`: of a slack and its multiplier one is larger."""
     level = x.s.mean(1, keepdim=True) / x.lam.abs().mean(1, keepdim=True)
-    of_rows = torch.where(system.inequality, level * x.lam / x.s, torch.where(system.equality, torch.inf, 0.0))
     unit = 1.0 if largest else (x.t * x.P[0].numel())[:, None, None]
     up, down = unit * x.P / x.u, unit * x.M / x.v
-    fixed = torch.maximum(up, down).flatten(1)
-    ratios = torch.cat((of_rows, fixed if largest else 1 / fixed), 1)
-    wanted = fixed.shape[1] + largest
-    if ratios.shape[1] < wanted:
-        return system.equality, torch.zeros_like(x.V), torch.zeros_like(x.nu, dtype=torch.bool)
-    least = ratios.topk(wanted, dim=1).values[:, -1:]
-    chosen = ratios >= least
-    likely = (chosen.sum(1) == wanted) & (((ratios > 1).sum(1) - wanted).abs() <= _CHANGES)
-    tight, signed = chosen[:, : of_rows.shape[1]], chosen[:, of_rows.shape[1] :].reshape(x.V.shape)
-    signs = (up - down).sign() * (signed if largest else ~signed)
-    return tight, signs, likely
+    return named(system, level * x.lam / x.s, torch.maximum(up, down), (up - down).sign(), largest)
 
 
 def _start(system: System, largest: bool) -> _State:

@@ -63,7 +63,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     """As `solve_lp`, in bases of the spans of the a_c and of the z_c, where the optimal W lies."""
     rows = system.rows
     # Rows that repeat others say nothing new, and make the Newton matrix singular.
-    unique = _first_of_equals(system)
+    unique = first_of_equals(system)
     A, basis_A = reduce_columns((rows.A * unique.reshape(rows.B, rows.Q, rows.R, 1)).flatten(1, 2))
     Z, basis_Z = reduce_columns(rows.Z)
     small = System(
@@ -77,7 +77,7 @@ def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: fl
     return out
 
 
-def _first_of_equals(system: System) -> Tensor:
+def first_of_equals(system: System) -> Tensor:
     """False (B, N) for every row that repeats an earlier one of its kind."""
     rows, b, inequality = system.rows, system.b, system.inequality
     z = rows.Z[:, :, None].expand(-1, -1, rows.R, -1)
@@ -205,14 +205,17 @@ def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancell
 def metric(X: Tensor, Y: Tensor, d: int) -> Tensor:
     """The K (k, d·e, d·e) with H = A K A': tr(E_F X E_G Y) as a form in F and G."""
     e = X.shape[1] - d
-    X1, X2, X12 = X[:, :d, :d], X[:, d:, d:], X[:, :d, d:]
-    Y1, Y2, Y12 = Y[:, :d, :d], Y[:, d:, d:], Y[:, :d, d:]
-    pairs = ((X1, Y2), (Y1, X2))
-    K = sum(a[:, :, None, :, None] * b[:, None, :, None, :] for a, b in pairs)
-    # Entries (i, j), (k, l) of the crossed terms: X_il Y_kj and Y_il X_kj.
-    for a, b in ((X12, Y12), (Y12, X12)):
-        K = K + a[:, :, None, None, :] * b.mT[:, None, :, :, None]
-    return K.reshape(-1, d * e, d * e)
+
+    def outer(a: Tensor, b: Tensor) -> Tensor:
+        """Σ of the products of two pairs of matrices, entry by entry."""
+        return a.flatten(2).mT @ b.flatten(2)
+
+    corner = torch.stack((X[:, :d, :d], Y[:, :d, :d]), 1)
+    other = torch.stack((Y[:, d:, d:], X[:, d:, d:]), 1)
+    K = outer(corner, other).view(-1, d, d, e, e).transpose(2, 3)  # X_ik Y_jl + Y_ik X_jl at (i, j), (k, l)
+    cross = torch.stack((X[:, :d, d:], Y[:, :d, d:]), 1)
+    T = outer(cross, cross.flip(1)).view(-1, d, e, d, e)  # X_il Y_kj + Y_il X_kj at (i, l), (k, j)
+    return (K + T.permute(0, 1, 4, 3, 2)).reshape(-1, d * e, d * e)
 
 
 def _wide_solver(system: System, X: Tensor, Y: Tensor, ratio: Tensor) -> Solver:

@@ -116,11 +116,10 @@ class TokenPricing:
 
 
 class EmbeddingPricing:
-    """Rows E_first − E_other; the code of a row is its number, and all rows with one selected token are a query."""
+    """Rows E_first − E_other; the code of a row is its number, and all rows with the same other token are a query."""
 
     def __init__(self, problem: EmbeddingProblem) -> None:
         self.problem = problem
-        self.query = problem.first.unique_consecutive(return_inverse=True)[1]
 
     def worst(self, W: Tensor) -> Priced:
         value, tied = self.problem.values(W), self.problem.tied
@@ -130,9 +129,10 @@ class EmbeddingPricing:
 
     def _least(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """The smallest value of every query, and a row that has it."""
-        least = value.new_full((int(self.query[-1]) + 1,), torch.inf).scatter_reduce_(0, self.query, value, "amin")
-        at = (value == least[self.query]).nonzero()[:, 0]
-        return least, torch.zeros_like(least, dtype=torch.long).scatter_(0, self.query[at], at)
+        query = self.problem.other
+        least = value.new_full((len(self.problem.E),), torch.inf).scatter_reduce_(0, query, value, "amin")
+        at = (value == least[query]).nonzero()[:, 0]
+        return least, torch.zeros_like(least, dtype=torch.long).scatter_(0, query[at], at)
 
     def bounds(self, W: Tensor) -> tuple[Tensor, Tensor]:
         problem = self.problem

@@ -127,12 +127,16 @@ class MaxMargin:
 
     @property
     def unique(self) -> Tensor:
-        """Where the solution is certainly the only one (B,): it exists, and the norm is strictly convex.
+        """Where the solution is certainly the only one (B,): the norm is strictly convex, or, in ℓ1 and ℓ∞, the
+        solution is a vertex with strict complementarity, rounding accounted for.
 
         False means not known: in ℓ1, ℓ∞, nuclear, spectral and group norms solutions may form a face. Compare margins
         there, by `efficiency`, rather than directions.
         """
-        return self.norm.isfinite() & self.geometry.strictly_convex(*self.problem.shape)
+        from attsvm.svm._unique import certainly_unique
+
+        strictly = self.norm.isfinite() & self.geometry.strictly_convex(*self.problem.shape)
+        return strictly if bool(strictly.any()) else certainly_unique(self)
 
     def efficiency(self, W: Tensor) -> Tensor:
         """Margin efficiency of W (B, d, e) or (d, e): the margin of W/‖W‖ over the largest one, (B,).

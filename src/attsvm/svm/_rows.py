@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
+
+
+def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
+    """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
+    return solve_triangular(L.mT, solve_triangular(L, right, upper=False), upper=True)
 
 
 class Rows:
@@ -96,10 +102,10 @@ class Rows:
         for _ in range(3):
             residual = ((apply or self.apply)(W) - b) * keep
             if wide:  # least squares: the rows may be more than W has entries
-                step = torch.cholesky_solve(self.adjoint(residual).flatten(1)[..., None], L)
+                step = cholesky_solve(L, self.adjoint(residual).flatten(1)[..., None])
                 W = W - step.reshape(W.shape)
             else:
-                W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
+                W = W - self.adjoint(cholesky_solve(L, residual[..., None])[..., 0])
         return W
 
 
@@ -147,6 +153,14 @@ class System:
         total = (self.b * self.inequality).sum(1, keepdim=True)
         shortest = self.b / self.b.square().sum(1, keepdim=True)
         return torch.where(total > 0, self.inequality / total, shortest)
+
+    def balanced_multipliers(self) -> Tensor:
+        """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities: what they ask for may differ by
+        many decades."""
+        least = 1e-10 * self.b.amax(1, keepdim=True)
+        share = torch.where(self.inequality, 1 / torch.maximum(self.b, least), 0.0)
+        share = share / (share * self.b).sum(1, keepdim=True)
+        return torch.where(self.inequality.any(1, keepdim=True), share, self.equal_multipliers())
 
     def least_margin(self, AW: Tensor) -> Tensor:
         """The smallest AW/b of the inequalities, (B,); infinite where there are none."""

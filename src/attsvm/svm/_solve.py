@@ -21,6 +21,7 @@ from attsvm.svm._exact import power_of_two, two_product
 from attsvm.svm._large import solve_large
 from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
+from attsvm.svm._matched import matched
 from attsvm.svm._memory import enough_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
@@ -101,14 +102,14 @@ def _solve_small(
     wide = 3 * d * problem.shape[1] < Q * R
     numbers = numbers_per_instance(Q, R, d, problem.shape[1], geometry, wide)
     with torch.no_grad(), enough_memory(problem.rows, numbers, problem.A.device):
-        system, row_norm, scale, impossible = _prepare(problem, geometry)
+        system, row_norm, scale, impossible = prepare(problem, geometry)
         answer = _without_iterating(system, impossible)
         left = (answer.status == Status.NOT_CONVERGED).nonzero()[:, 0]
         rows = system.rows
         in_use = (rows.d * rows.e) ** 2 if wide else max(rows.N**2, rows.Q * rows.N * rows.d, 1)
         if not isinstance(geometry, Lp | Nuclear | Group):
             D = min(rows.d, rows.N) * min(rows.e, rows.Q)
-            in_use = max(in_use, D**2, rows.N * D)
+            in_use = max(in_use, 3 * D**2, rows.N * D)  # several matrices at a time
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
         for index in left.split(chunk) if len(left) else ():
             part = system.take(index)
@@ -156,7 +157,7 @@ def label_margin(data: TokenData, tokens: Any | None = None, geometry: Geometry 
     return solve(head_svm(data, tokens), geometry).margin
 
 
-def _prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor, Tensor, Tensor]:
+def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor, Tensor, Tensor]:
     """The scaled system, what its rows (B, N) and W (B,) were divided by, and the rows (B, N) that no W can satisfy
     because they are zero.
 
@@ -294,6 +295,13 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
                 rest, system_left = some.take(left), part.take(left)
                 rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
                 some.put(left, rest)
+        left = ((some.status == Status.NOT_CONVERGED) & some.upper.isfinite()).nonzero()[:, 0]
+        blocks = geometry.blocks(rows.d, rows.e)
+        if len(left) and careful and blocks is not None and blocks.kind == "max":
+            rest, system_left = some.take(left), part.take(left)
+            run = matched(system_left, blocks, Iterates(rest.W, rest.lam, rest.iterations))
+            rest.improve(certify(system_left, geometry, run, tol), tol)
+            some.put(left, rest)
         # No W yet: an active set finds one, or the proof that there is none, whatever the norm.
         left = ((some.status == Status.NOT_CONVERGED) & ~some.upper.isfinite()).nonzero()[:, 0]
         if len(left) and rows.N <= MOST_ROWS:

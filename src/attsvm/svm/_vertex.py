@@ -16,6 +16,29 @@ from torch import Tensor
 
 from attsvm.svm._rows import System
 
+_CHANGES = 2
+"""Decisions that may be changed for a vertex to be a likely one."""
+
+
+def named(
+    system: System, of_rows: Tensor, of_entries: Tensor, signs: Tensor, largest: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows at the margin and the signs of a vertex, and where it is a likely one (B,).
+
+    The ratios are above 1 for inequalities that seem to be at the margin (B, N), and for entries (B, d, e) that seem to
+    have a sign. Those next to 1 are decided the other way until there are as many conditions as unknowns: for ℓ∞ rows
+    at the margin and entries at the bound are D + 1, for ℓ1 rows at the margin and zero entries are D.
+    """
+    of_rows = torch.where(system.inequality, of_rows, torch.where(system.equality, torch.inf, 0.0))
+    ratios = torch.cat((of_rows, (of_entries if largest else 1 / of_entries).flatten(1)), 1)
+    wanted = signs[0].numel() + largest
+    if ratios.shape[1] < wanted:
+        return system.equality, torch.zeros_like(signs), torch.zeros(len(signs), dtype=torch.bool, device=signs.device)
+    chosen = torch.zeros_like(ratios, dtype=torch.bool).scatter(1, ratios.topk(wanted, dim=1).indices, True)
+    tight, others = chosen[:, : of_rows.shape[1]], chosen[:, of_rows.shape[1] :].reshape(signs.shape)
+    likely = (((ratios > 1).sum(1) - wanted).abs() <= _CHANGES) & tight.any(1)
+    return tight, signs * (others if largest else ~others), likely
+
 
 def at_vertex(system: System, tight: Tensor, signs: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
     """W (B, d, e) of norm 1 and λ (B, N), for guesses that fit."""

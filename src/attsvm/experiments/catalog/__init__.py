@@ -30,6 +30,7 @@ MODULES = (
     "svm_self",
     "svm_lemmas",
     "svm_rank",
+    "svm_imdb",
     "md_fig2",
     "md_fig3",
     "md_fig4",
@@ -55,6 +56,7 @@ MODULES = (
     "emb_fig2",
     "emb_fig3",
     "emb_fig4",
+    "emb_imdb_svm",
     "map_adam",
     "map_muon",
     "map_batch",
@@ -69,8 +71,6 @@ MODULES = (
     "ntp_svm",
     "ntp_graph",
     "sparse_gpt",
-    "sparse_wikitext",
-    "sparse_rates",
 )
 
 CATALOG: dict[str, Experiment] = {}

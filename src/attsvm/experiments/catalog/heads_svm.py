@@ -69,7 +69,7 @@ def figure(rows: Rows) -> Figure:
 
 def checks(rows: Rows) -> list[Check]:
     small = [scale for scale in rows.values("scale") if scale <= 1]
-    near = [rows.where(scale=scale) for scale in small]
+    near = [rows.where(scale=scale, heads=H) for scale in small for H in rows.values("heads")]
     error = float(np.nanquantile(np.concatenate([cell["error"].ravel() for cell in near]), 0.9))
     spread = float(np.nanquantile(np.concatenate([cell["spread"] for cell in near]), 0.9))
     words = "90% of heads: 1 − correlation with the SVM of their own tokens"

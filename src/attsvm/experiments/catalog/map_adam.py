@@ -58,8 +58,8 @@ LION = {f"Lion (0.9, 0.99), η = {eta:g}": Setting(Lion(), eta, 10**5) for eta i
 SETTINGS: dict[str, Setting] = MEMORY | FIRST | FLOORED | SHRINKING | LION
 RECORDED = [round(10 ** (j / 4)) for j in range(10, 25)]
 """300, 600, 1,000, … 10⁶ steps."""
-SETTLED = 3000
-"""Before this step tokens are still being selected."""
+SETTLED = 60.0
+"""Up to this length of the path, η times the step, tokens are still being selected."""
 YOUNG, OLD = 0.1, 30.0
 """Below and above these many forgetting times Adam has its old preconditioner, or the ℓ∞ margin."""
 
@@ -142,7 +142,9 @@ def checks(rows: Rows) -> list[Check]:
     curves_at = []
     for name in (name for name in MEMORY if name in here):
         age, share = _ages(rows, name), _medians(rows, name, "efficiency_linf")
-        settled = rows.where(setting=name)["steps"][0] >= SETTLED
+        eta = SETTINGS[name].eta
+        assert isinstance(eta, float)
+        settled = eta * rows.where(setting=name)["steps"][0] >= SETTLED
         if not settled.any():
             continue
         young += share[settled & (age < YOUNG)].tolist()
