@@ -50,7 +50,7 @@ def test_runs_of_two_and_of_four_heads_are_checked_together() -> None:
     numbers = ("spread", "same_tokens", "difference", "optimal")
     rows = Rows(
         [
-            (cell, {"error": np.zeros((3, cell["heads"])), **{name: np.ones(3) for name in numbers}})
+            (cell, {"error": np.full((3, cell["heads"]), 0.1), **{name: np.ones(3) for name in numbers}})
             for cell in experiment.cells(False)
         ]
     )

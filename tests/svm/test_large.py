@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
-from threading import Event
+import signal
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 import attsvm
 from attsvm import MarginProblem, MaxMargin, TokenData, att_svm, gen_svm, solve, sphere
 from attsvm.embeddings import Sequences
-from attsvm.svm import EmbeddingProblem, TokenProblem, _large
+from attsvm.svm import EmbeddingProblem, TokenProblem, _large, _solve
 
 
 def planted(n: int = 700, T: int = 20, d: int = 4, e: int = 3, K: int = 1, seed: int = 0) -> tuple[TokenData, Tensor]:
@@ -236,19 +235,41 @@ def test_an_interrupt_returns_the_bracket_so_far(monkeypatch: pytest.MonkeyPatch
     data, tokens = planted(d=8, e=8)
     problem = att_svm(data, tokens)
     whole = solve(problem, tol=1e-8)
+    worst, rounds = _large.TokenPricing.worst, iter(range(10**6))
 
-    @contextmanager
-    def asked() -> Any:
-        event = Event()
-        event.set()
-        yield event
+    def interrupted(self: Any, W: Tensor) -> Any:
+        if next(rounds) == 3:  # in the third round: the first pricing is before it begins
+            signal.raise_signal(signal.SIGINT)
+        return worst(self, W)
 
-    monkeypatch.setattr(_large, "asked_to_stop", asked)
+    monkeypatch.setattr(_large.TokenPricing, "worst", interrupted)
     cut = solve(problem, tol=1e-8)
     assert cut.open.all()
-    assert cut.iterations.item() == 1
+    assert cut.iterations.item() == 3 < whole.iterations.item()
     assert 0 < cut.lower.item() <= whole.norm.item()
     assert cut.upper.item() >= whole.lower.item()
+
+
+def test_progress_tells_rows_violation_and_gap(capsys: pytest.CaptureFixture[str]) -> None:
+    data, tokens = planted()
+    solve(att_svm(data, tokens), tol=1e-6, progress=True)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "13,300 rows" in shown
+    assert "in the set" in shown
+
+
+def test_infeasible_rows_of_many_unknowns_are_proved_without_solving_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The multipliers of the working set are close enough to a Farkas vector."""
+    data, tokens = planted(n=900, T=14, d=8, e=8)
+    problem = att_svm(data, (tokens + 1) % data.T)
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("rows must not be solved anew")
+
+    monkeypatch.setattr(_solve, "_solve_small", refuse)
+    solution = solve(problem)
+    assert solution.infeasible.all()
+    assert_farkas(problem.formed(), solution)
 
 
 def test_efficiency_saving_and_picking(tmp_path: Any) -> None:
@@ -265,6 +286,13 @@ def test_efficiency_saving_and_picking(tmp_path: Any) -> None:
     assert torch.equal(back.W, solution.W)
     assert back.problem.rows == solution.problem.rows
     assert solution[0].norm.item() == solution.norm.item()
+
+
+@pytest.mark.parametrize("size", [1e200, 1e307, 1e-200])
+def test_numbers_too_large_or_too_small_are_refused(size: float) -> None:
+    data, tokens = planted()
+    with pytest.raises(attsvm.AttsvmError, match="between 1e-150 and 1e150"):
+        solve(att_svm(TokenData.cross(data.X * size, data.Z), tokens))
 
 
 def test_few_rows_stay_with_the_batch_methods() -> None:

@@ -93,8 +93,11 @@ class Group(Geometry):
 
     def _sizes(self, W: Tensor) -> Tensor:
         """‖W_g‖_F, `(..., d, e) -> (..., G)`; the gradient at 0 is 0."""
-        index = self.blocks(*W.shape[-2:]).index.to(W.device)[..., 0]
-        parts = torch.nn.functional.pad(W.flatten(-2), (0, 1))[..., index]  # −1 is the zero at the end
+        if isinstance(self.groups, str):
+            parts = W if self.groups == "rows" else W.mT
+        else:
+            index = self.blocks(*W.shape[-2:]).index.to(W.device)[..., 0]
+            parts = torch.nn.functional.pad(W.flatten(-2), (0, 1))[..., index]  # −1 is the zero at the end
         largest = parts.detach().abs().amax(-1, keepdim=True)
         largest = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         total = (parts / largest).square().sum(-1)

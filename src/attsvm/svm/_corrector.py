@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.linalg import solve_triangular
 
 from attsvm.svm._rows import System
 
@@ -50,9 +49,6 @@ def predictor_corrector(
     second = torch.where(stalled[:, None], 0.0, dlam * ds)
     target = ineq * (((sigma * mu)[:, None] - second) / positive) - s
     dlam, ds, dt = complete(solve((target - shift)[..., None])[..., 0], Hb, target)
-    return dlam, ds, dt, torch.where(stalled, 0.7, 0.99) * longest_step(dlam, ds)
-
-
-def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
-    """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
-    return solve_triangular(L.mT, solve_triangular(L, right, upper=False), upper=True)
+    # Without inequalities there is no boundary to stay away from.
+    share = torch.where(stalled, 0.7, torch.where(ineq.any(1), 0.99, 1.0))
+    return dlam, ds, dt, share * longest_step(dlam, ds)

@@ -17,8 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attsvm.svm._corrector import cholesky_solve
-from attsvm.svm._rows import Iterates, System
+from attsvm.svm._rows import Iterates, System, cholesky_solve
 from attsvm.svm._vertex import at_vertex, named
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 

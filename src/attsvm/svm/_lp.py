@@ -22,8 +22,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attsvm.svm._corrector import cholesky_solve, mean_complementarity, predictor_corrector
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._corrector import mean_complementarity, predictor_corrector
+from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 40

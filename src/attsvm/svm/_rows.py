@@ -7,6 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.linalg import solve_triangular
+
+
+def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
+    """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
+    return solve_triangular(L.mT, solve_triangular(L, right, upper=False), upper=True)
 
 
 class Rows:
@@ -96,10 +102,10 @@ class Rows:
         for _ in range(3):
             residual = ((apply or self.apply)(W) - b) * keep
             if wide:  # least squares: the rows may be more than W has entries
-                step = torch.cholesky_solve(self.adjoint(residual).flatten(1)[..., None], L)
+                step = cholesky_solve(L, self.adjoint(residual).flatten(1)[..., None])
                 W = W - step.reshape(W.shape)
             else:
-                W = W - self.adjoint(torch.cholesky_solve(residual[..., None], L)[..., 0])
+                W = W - self.adjoint(cholesky_solve(L, residual[..., None])[..., 0])
         return W
 
 

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attsvm.geometry import Blocks
-from attsvm.svm._corrector import cholesky_solve
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
 
 PATIENCE = 20
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from attsvm.geometry import Geometry
-from attsvm.svm._corrector import cholesky_solve, mean_complementarity, predictor_corrector
-from attsvm.svm._rows import Iterates, System
+from attsvm.svm._corrector import mean_complementarity, predictor_corrector
+from attsvm.svm._rows import Iterates, System, cholesky_solve
 
 PATIENCE = 40
 HALVINGS = 8
@@ -106,7 +106,9 @@ def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stal
         link = x.U - geometry.gradient(x.W)
         P = geometry.hessian(x.W)
         size = geometry.norm(x.W).square().clamp_min(_TINY)
-        floor = torch.where(count > 0, 0.3 * mu / size, 1e-3).clamp(1e-14, 1e-2)
+        # Without inequalities there is no complementarity: what is off the link goes to zero instead.
+        off = geometry.dual_norm(link) / geometry.dual_norm(x.U).clamp_min(_TINY)
+        floor = torch.where(count > 0, 0.3 * mu / size, 0.03 * off).clamp(1e-14, 1e-2)
         P.diagonal(dim1=1, dim2=2).add_(floor[:, None])
         C = torch.cholesky_inverse(torch.linalg.cholesky_ex(P)[0])
     else:
@@ -139,6 +141,10 @@ def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stal
         return (new.AW - new.t[:, None] * b - new.s).abs().amax(1)
 
     before = residual(x)
+    if free:  # without inequalities the rows have to be met, and W leaves the link on the way as far as they are not
+        missing = (x.AW - x.t[:, None] * b).abs().amax(1) / (x.t[:, None] * b).abs().amax(1).clamp_min(_TINY)
+        missing = torch.where(count > 0, 0.0, missing.clamp_max(1.0))
+        before = torch.maximum(before, 0.5 * missing * geometry.dual_norm(x.U))
     new = x
     for halving in range(HALVINGS + 1):
         a = step[:, None]

@@ -62,8 +62,9 @@ def _median(rows: Rows, rule: str, norm: str, size: str = MAIN) -> float:
 def figure(rows: Rows) -> Figure:
     rules, sizes = rows.values("rule"), rows.values("size")
     count = len(rows.where(rule=rules[0], size=MAIN))
-    figure, axes = new_figure(1, 2, (13, 0.42 * len(rules) + 1.5))
-    ax, own = axes[0]
+    panels = 1 if len(sizes) == 1 else 2
+    figure, axes = new_figure(1, panels, (1.5 + 5.75 * panels, 0.42 * len(rules) + 1.5))
+    ax = axes[0][0]
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for i, rule in enumerate(rules):
@@ -78,6 +79,9 @@ def figure(rows: Rows) -> Figure:
     ax.set(yticks=range(len(rules)), yticklabels=labels)
     ax.set_title(f"share of the largest margin: median, and 10% to 90% of {count} problems")
     figure.colorbar(picture, ax=ax, label="margin efficiency")
+    if panels == 1:
+        return figure
+    own = axes[0][1]
     for k, size in enumerate(sizes):
         shares = [rows.where(rule=rule, size=size)[f"efficiency_{RULES[rule][1]}"] for rule in rules]
         low, middle, high = np.array([np.nanquantile(share, (0.1, 0.5, 0.9)) for share in shares]).T

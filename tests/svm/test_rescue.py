@@ -1,0 +1,61 @@
+"""What happens where a factorisation fails, and problems of equalities alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attsvm import MarginProblem, att_svm, solve, sphere
+
+SMOOTH = ["l1.5", "l2", "l3", "schatten1.5", "schatten3"]
+CORNERED = ["l1", "linf", "nuclear", "spectral", "group:rows", "group-max:rows"]
+
+
+@pytest.mark.parametrize("norm", SMOOTH + CORNERED)
+@pytest.mark.parametrize("fails", ["first", "every third"])
+def test_a_failed_factorisation_costs_no_digits(norm: str, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors that are said not to exist are asked for again, of a matrix that is shifted a little."""
+    problem = att_svm(sphere(3, 4, 4, trials=3, seed=1))
+    expected = solve(problem, norm)
+    plain, calls = torch.linalg.cholesky_ex, [0]
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        L, info = plain(*arguments, **options)
+        calls[0] += 1
+        if (calls[0] == 1) if fails == "first" else (calls[0] % 3 == 0):
+            return L, torch.ones_like(info)
+        return L, info
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
+    for module in ("_conic", "_nuclear"):
+        monkeypatch.setattr(f"attsvm.svm.{module}.cholesky_ex", failing)
+    solution = solve(problem, norm)
+    assert calls[0] > 1
+    assert solution.solved.all()
+    np.testing.assert_allclose(solution.norm, expected.norm, rtol=2e-9)
+
+
+@pytest.mark.parametrize("norm", SMOOTH + CORNERED)
+def test_repeated_rows_change_nothing(norm: str) -> None:
+    """Rows that occur three times make every Newton matrix singular."""
+    problem = att_svm(sphere(2, 4, 4, trials=3, seed=2))
+    A, Z = problem.A.flatten(1, 2), problem.Z.repeat_interleave(problem.A.shape[2], 1)
+    repeated = MarginProblem.from_rows(A.repeat(1, 3, 1), Z.repeat(1, 3, 1))
+    once, often = solve(MarginProblem.from_rows(A, Z), norm), solve(repeated, norm)
+    assert often.solved.all()
+    np.testing.assert_allclose(often.norm, once.norm, rtol=2e-9)
+
+
+@pytest.mark.parametrize("norm", SMOOTH + CORNERED)
+def test_equalities_alone_take_few_steps(norm: str) -> None:
+    rng = np.random.default_rng(0)
+    A, Z, b = rng.normal(size=(4, 5, 4)), rng.normal(size=(4, 5, 4)), rng.normal(size=(4, 5))
+    problem = MarginProblem.from_rows(A, Z, b=b, equality=np.ones((4, 5), dtype=bool))
+    solution = solve(problem, norm)
+    assert solution.solved.all()
+    assert (solution.iterations <= 20).all()
+    value = torch.einsum("bnd,bde,bne->bn", torch.as_tensor(A), solution.W, torch.as_tensor(Z))
+    np.testing.assert_allclose(value, b, atol=1e-9)
