@@ -120,9 +120,10 @@ def by_clarabel(A: np.ndarray, Z: np.ndarray, norm: str) -> float:
     if norm == "schatten1.5":
         lam, W = cones.unknowns(len(F)), cones.unknowns(A.shape[1], Z.shape[1])
         cones.within("positive", np.eye(len(F)), lam)
-        cones.within("zero", np.ones((1, len(F))), lam, 1.0)
+        size = 10.0  # about the norm that is looked for: Clarabel's tolerance is absolute, too
+        cones.within("zero", np.ones((1, len(F))), lam, size)
         cones.within("zero", np.hstack((F.T, -np.eye(W.size))), np.concatenate((lam, W.ravel())))
-        return cones.least(_third_power(cones, W if W.shape[0] >= W.shape[1] else W.T)) ** (-1 / 3)
+        return size * cones.least(_third_power(cones, W if W.shape[0] >= W.shape[1] else W.T)) ** (-1 / 3)
     W = cones.unknowns(A.shape[1], Z.shape[1])
     cones.within("positive", F, W.ravel(), 1.0)
     if norm == "schatten3":
