@@ -108,6 +108,13 @@ def _ages(rows: Rows, setting: str) -> np.ndarray:
     return rows.where(setting=setting)["steps"][0] / time
 
 
+def _settled(rows: Rows, setting: str) -> np.ndarray:
+    """At which recorded steps the tokens are selected."""
+    eta = SETTINGS[setting].eta
+    assert isinstance(eta, float)
+    return eta * rows.where(setting=setting)["steps"][0] >= SETTLED
+
+
 @styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (12.5, 3.8))
@@ -120,18 +127,25 @@ def figure(rows: Rows) -> Figure:
             steps, rows.where(setting=name)["steps"][0], rows.where(setting=name)["efficiency_linf"], look, name,
             spread="quantile", markers=marked,
         )  # fmt: skip
+        late = _settled(rows, name)
         collapse.plot(
-            _ages(rows, name), _medians(rows, name, "efficiency_linf"), color=look.colour, ls=look.line, lw=1.4,
-            marker=look.marker if marked else None, ms=4,
+            _ages(rows, name)[late], _medians(rows, name, "efficiency_linf")[late], color=look.colour, ls=look.line,
+            lw=1.4, marker=look.marker if marked else None, ms=4,
         )  # fmt: skip
     for k, name in enumerate(name for name in FLOORED if name in rows.values("setting")):
         look, at = SERIES[k], rows.where(setting=name)["steps"][0]
-        band(floored, at, rows.where(setting=name)["efficiency_linf"], look, f"ℓ∞, {name[-9:]}", spread="quantile")
+        band(floored, at, rows.where(setting=name)["efficiency_linf"], look, name.split(", ")[-1], spread="quantile")
         floored.plot(at, _medians(rows, name, "efficiency_l2"), color=look.colour, lw=1, marker="o", ms=3)
     steps.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the ℓ∞ margin", title="Adam, ε = 0")
-    collapse.set(xscale="log", ylim=(0, 1.02), xlabel="step over forgetting time", title="the same, by forgetting time")
+    collapse.set(
+        xscale="log",
+        ylim=(0, 1.02),
+        xlabel="step over forgetting time",
+        title="the same once settled, by forgetting time",
+    )
     floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ∞ (bands) falls, ℓ2 (dots) rises")
-    return finish(figure, [steps, collapse, floored])
+    floored.legend(frameon=False, fontsize=8, loc="lower right")
+    return finish(figure, [steps, collapse, floored], legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:
@@ -142,9 +156,7 @@ def checks(rows: Rows) -> list[Check]:
     curves_at = []
     for name in (name for name in MEMORY if name in here):
         age, share = _ages(rows, name), _medians(rows, name, "efficiency_linf")
-        eta = SETTINGS[name].eta
-        assert isinstance(eta, float)
-        settled = eta * rows.where(setting=name)["steps"][0] >= SETTLED
+        settled = _settled(rows, name)
         if not settled.any():
             continue
         young += share[settled & (age < YOUNG)].tolist()
