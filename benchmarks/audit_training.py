@@ -42,8 +42,6 @@ GPT_RATES = {"adamw": 1.2e-3, "muon": 3.5e-3, "mirror-1.1": 3e-3, "mirror-1.5": 
 TEXT_RATES = (3e-4, 1e-3, 3e-3)
 """Of which the best is taken for every optimizer, and for AdamW a third of each."""
 NORMS = ("l2", "nuclear", "spectral", "linf")
-WHOLE = (0, 200)
-"""Steps at which all norms are solved, as at the end; at the others the first two, which are fast."""
 COLUMNS = ("saturated", "confidence", "entropy", "sink", "margin", "norm", "stable_rank", "selecting", "queries")
 
 
@@ -359,7 +357,7 @@ def audit_checkpoint(saved: dict[str, Any], texts: dict[str, list[list[int]]], s
         Audited(model, controls),
         None,
         texts[run.task],
-        norms=NORMS if saved["last"] or saved["step"] in WHOLE else NORMS[:2],
+        norms=NORMS,
         spaces=["tokens"],
         selects=0.0,
         batch=8 if run.task == "gpt" else 1,

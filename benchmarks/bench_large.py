@@ -83,10 +83,10 @@ def run(limit: int, solver: str, norm: str, rows: int, dim: int, tol: float, dev
 
 
 def by_clarabel(F: Any, tol: float) -> Any:
-    import clarabel
     import numpy as np
     from scipy import sparse
 
+    clarabel = import_module("clarabel")
     N, D = F.shape
     settings = clarabel.DefaultSettings.default()
     settings.verbose, settings.max_threads = False, 1
@@ -97,8 +97,8 @@ def by_clarabel(F: Any, tol: float) -> Any:
 
 def by_piqp(F: Any, tol: float) -> Any:
     import numpy as np
-    import piqp
 
+    piqp = import_module("piqp")
     N, D = F.shape
     solver = piqp.DenseSolver()
     solver.settings.eps_abs = solver.settings.eps_rel = tol
@@ -152,7 +152,7 @@ def by_highs(method: str) -> Any:
         N, D = F.shape
         eye, ones = sparse.eye(D), np.ones((D, 1))
         corner = sparse.csr_matrix((N, 1))
-        rows = sparse.bmat([[F, corner], [eye, ones], [-eye, ones]], format="csc")
+        rows: Any = sparse.bmat([[F, corner], [eye, ones], [-eye, ones]], format="csc")
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = D + 1, N + 2 * D
         lp.col_cost_ = np.eye(D + 1)[D]

@@ -97,9 +97,7 @@ def capture(model: nn.Module, use: Callable[[Attended], None], *, differentiable
         mode.stack.pop()
 
     # Linear maps, norms and the like compute no attention, and there are many of them.
-    hooked = [
-        m for m in names if next(m.children(), None) is not None or not type(m).__module__.startswith("torch.nn.")
-    ]
+    hooked = [m for m in names if any(True for _ in m.children()) or not type(m).__module__.startswith("torch.nn.")]
     hooks = [module.register_forward_pre_hook(enter) for module in hooked]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in hooked]
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
-from attsvm.auditing import Audit, audit_steps
+from attsvm.auditing import Steps, audit_steps
 from attsvm.models import GPT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -16,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Audit]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
     pairs = []
     for step, size in ((0, 0.2), (7, 1.0)):
         torch.manual_seed(0)
@@ -27,14 +29,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Audit]:
     found = audit_steps(pairs, None, torch.randint(30, (4, 200)).tolist(), norms=["l2"])
     place = tmp_path_factory.mktemp("pages")
     found.save(place / "audit")
-    return place / "audit", found.audits[-1][1]
+    return place / "audit", found
+
+
+def short(value: float | None) -> str:
+    """As the page writes numbers."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 1000 or 0 < size < 0.001:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(power):+d}"
+    return f"{value:.{1 if size >= 10 else 2 if size >= 1 else 3}f}"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_shows_what_was_computed(folder: tuple[Path, Audit], width: int) -> None:
+def test_the_page_shows_what_was_computed(folder: tuple[Path, Steps], width: int) -> None:
     from playwright.sync_api import sync_playwright
 
-    place, found = folder
+    place, steps = folder
+    found = steps.audits[-1][1]
     with sync_playwright() as start:
         browser = start.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800})
@@ -42,17 +56,26 @@ def test_the_page_shows_what_was_computed(folder: tuple[Path, Audit], width: int
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: None if request.url.startswith("file:") else wrong.append(request.url))
         page.goto((place / "audit.html").as_uri())
-        for measure in ("confidence", "self"):
+        for measure in found.heads[0].measures:
             page.select_option("#measure", measure)
             cells = page.locator("#grid button").all_inner_texts()
-            assert [float(cell) for cell in cells] == pytest.approx(
-                [head.measures[measure] for head in found.heads], abs=6e-4
-            )
+            assert cells == [short(head.measures[measure]) for head in found.heads]
         page.locator("#grid button").nth(3).click()
         head = found.heads[3]
         assert page.locator("#head h2").inner_text() == f"{head.layer}, head {head.head}"
-        cards = page.locator(".cards").inner_text()
-        assert f"{head.measures['entropy']:.2f}" in cards or f"{head.measures['entropy']:.3f}" in cards
+        cells = page.locator(".cards td:not(:first-child)").all_inner_texts()
+        own = head.measures
+        sure = [own[name] for name in ("saturated", "confidence", "entropy", "sink", "first_weight")]
+        kinds = [own[name] for name in ("first", "self", "previous", "next", "rare")]
+        problems = [facts["l2"][name] for facts in head.problems.values() for name in ("efficiency", "alignment")]
+        first, last = short(head.spectrum[0]), short(head.spectrum[-1])
+        assert [cell.strip() for cell in cells] == [
+            *(short(value) for value in (*sure, *head.quantiles, *kinds, own["norm"], own["stable_rank"])),
+            f"{first} to {last}",
+            *(short(value) for value in problems),
+        ]
+        assert f"{head.queries:,} queries" in page.locator("#head").inner_text()
+        assert f"{head.selecting} queries" in page.locator(".cards").inner_text()
         assert page.locator("rect").count() == len(head.spectrum)
         texts = page.locator(".text")
         assert texts.count() == len(head.support)
@@ -61,6 +84,8 @@ def test_the_page_shows_what_was_computed(folder: tuple[Path, Audit], width: int
             shade = box.locator(".s").get_attribute("style") or ""
             share = float(shade.split("rgba(0,114,178,")[1].split(")")[0]) / 0.75
             assert share == pytest.approx(fact["weights"][fact["selected"]], abs=2e-3)
+            said = box.locator("p").first.inner_text()
+            assert f"margin {short(fact['margin'])}, {100 * fact['share']:.0f}% of the multipliers" in said
         more = texts.first.locator("button")
         before = texts.first.locator(".words span").count()
         more.first.click()
@@ -68,6 +93,14 @@ def test_the_page_shows_what_was_computed(folder: tuple[Path, Audit], width: int
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.goto((place / "steps.html").as_uri())
         assert page.locator("path").count() == len(found.heads) + 1
+        page.select_option("#measure", "norm")
+        table = [[audit.heads[i].measures["norm"] for _, audit in steps.audits] for i in range(len(found.heads))]
+        table.append([statistics.median(column) for column in zip(*table)])
+        high = max(map(max, table))
+        for path, values in zip(page.locator("path").all(), table, strict=True):
+            drawn = re.findall(r"[ML][\d.]+ ([\d.]+)", path.get_attribute("d") or "")
+            assert [(290 - float(y)) / 270 * high for y in drawn] == pytest.approx(values, abs=1e-3 * high)
+        assert float(page.locator("svg text").nth(4).text_content() or "") == pytest.approx(high, rel=6e-3)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert not wrong
         browser.close()

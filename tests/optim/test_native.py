@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from attsvm import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent, _native
+from attsvm.optim._mirror_map import inverse_exponent, signed_power
 
 pytestmark = pytest.mark.skipif(_native.compiler() is None, reason="needs a C++ compiler")
 by_name = pytest.mark.parametrize("name", MAKERS)
@@ -43,6 +44,24 @@ def test_it_agrees_with_float64_after_100_steps(name: str, options: dict) -> Non
             optimizer.step()
         found.append(w.detach().double())
     assert (found[0] - found[1]).norm() < 1e-6 * found[1].norm()
+
+
+@pytest.mark.parametrize("p", [1.3, 1.7])
+def test_any_power_is_as_exact_as_a_float32(p: float) -> None:
+    w = nn.Parameter(torch.logspace(-30, 3, 4000) * torch.tensor([1.0, -1.0]).repeat(2000))
+    w.grad = torch.zeros_like(w)
+    optimizer = MirrorDescent([w], lr=1e-3, p=p, fused=True)
+    optimizer.step()
+    a = inverse_exponent(p)
+    exact = signed_power(optimizer.state[w]["mirror"].double(), a)
+    assert ((w.detach() - exact) / exact).abs().max() < (2 + a) / 2 * 2**-23
+
+
+def test_the_smallest_weights_are_read_off_too() -> None:
+    w = nn.Parameter(torch.logspace(-44, -30, 100))  # some are subnormal
+    before, w.grad = w.detach().clone(), torch.zeros_like(w)
+    MirrorDescent([w], p=1.1, fused=True, keep_mirror=False).step()
+    torch.testing.assert_close(w.detach(), before, rtol=1e-6, atol=2e-45)
 
 
 @by_name

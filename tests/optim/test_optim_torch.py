@@ -305,3 +305,15 @@ def test_with_two_processes(wrap, tmp_path):
         run_pair(_ddp)
     else:
         run_pair(_fsdp2, str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_two_exponents_are_compiled_in_one_process():
+    """The second p is a symbol to the compiler; 0.01·1.5 − 0.01 is not 0.01·0.5 in floating point."""
+    torch._dynamo.reset()
+    for p in (1.1, 1.5):
+        w = torch.nn.Parameter(torch.ones(5))
+        w.grad = torch.ones(5)
+        torch.compile(MirrorAdam([w], lr=torch.tensor(1e-3), p=p, weight_decay=0.01).step)()
+        assert (w < 1).all()

@@ -39,19 +39,18 @@ def gradients(steps: int, size: int) -> list[Tensor]:
     return [torch.randn(size, generator=generator) for _ in range(steps)]
 
 
-@by_name
-@pytest.mark.parametrize("form", [{"foreach": True}, {"foreach": False}, *([{"fused": True}] if compiler() else [])])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"p": 1.1, "weight_decay": 0.1},
-        {"p": 1.5, "maximize": True},
-        {"p": 1.75, "l1": 0.5},
-        {"p": 3, "l1": 0.1, "l1_of": "weight"},
-        {"p": 2, "weight_decay": 0.1},
-    ],
-    ids=str,
-)
+OPTIONS = [
+    {"p": 1.1, "weight_decay": 0.1},
+    {"p": 1.5, "maximize": True},
+    {"p": 1.75, "l1": 0.5},
+    {"p": 3, "l1": 0.1, "l1_of": "weight"},
+    {"p": 2, "weight_decay": 0.1},
+]
+CASES = [(name, options, {"foreach": foreach}) for name in MAKERS for options in OPTIONS for foreach in (True, False)]
+CASES += [("adam", options, {"fused": True}) for options in OPTIONS if compiler()]
+
+
+@pytest.mark.parametrize(("name", "options", "form"), CASES, ids=str)
 def test_a_step_without_mirror_agrees_with_float64(name: str, options: dict, form: dict) -> None:
     size, found = 300, []
     for dtype, own in ((torch.float32, {"keep_mirror": False, **form}), (torch.float64, {})):
@@ -115,4 +114,8 @@ def test_a_state_saved_before_the_option_existed_keeps_its_mirror() -> None:
         del group["keep_mirror"]
     optimizer.load_state_dict(saved)
     fit(model, optimizer, range(1, 2))
+    for group in optimizer.param_groups:
+        del group["keep_mirror"]
+    optimizer.__setstate__(optimizer.__getstate__())  # as pickle does
+    fit(model, optimizer, range(2, 3))
     assert all("mirror" in optimizer.state[w] for w in model.parameters())

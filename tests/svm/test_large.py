@@ -288,6 +288,13 @@ def test_efficiency_saving_and_picking(tmp_path: Any) -> None:
     assert solution[0].norm.item() == solution.norm.item()
 
 
+@pytest.mark.parametrize("size", [1e200, 1e307, 1e-200])
+def test_numbers_too_large_or_too_small_are_refused(size: float) -> None:
+    data, tokens = planted()
+    with pytest.raises(attsvm.AttsvmError, match="between 1e-150 and 1e150"):
+        solve(att_svm(TokenData.cross(data.X * size, data.Z), tokens))
+
+
 def test_few_rows_stay_with_the_batch_methods() -> None:
     problem = att_svm(sphere(6, 8, 10, trials=2))
     assert not isinstance(problem, TokenProblem)

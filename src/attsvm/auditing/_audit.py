@@ -252,11 +252,11 @@ def audit(
     if not stream.sites:
         raise AttsvmError("the model must compute softmax attention, but none was seen in its forward pass.")
     wanted = {space: tuple(norms) if space in spaces else () for space in SPACES}
-    heads = [
-        head
-        for site in stream.sites.values()
-        for head in _heads(site, weights.get(site.name), wanted, selects, queries)
-    ]
+    heads: list[Head] = []
+    for site in stream.sites.values():
+        if tell is not None:
+            tell(done, f"solving: {site.name}")
+        heads += _heads(site, weights.get(site.name), wanted, selects, queries)
     kept = {fact["document"] for head in heads for fact in head.support}
     return Audit(
         model=name or type(model).__name__,

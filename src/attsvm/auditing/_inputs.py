@@ -39,10 +39,13 @@ class Document:
 
     @property
     def words(self) -> list[str]:
-        """The tokens as the text has them, with the space before them: the words of a text are the text."""
+        """The tokens as the text has them, with the space before them: the words of a text are the text.
+
+        Where their places in it are not known, a space is before each.
+        """
         names = self.names(self.ids.tolist())
         if self.spans is None:
-            return names
+            return [f" {name}" for name in names]
         found, end = [], 0
         for name, special, (start, stop) in zip(names, self.special, self.spans.tolist()):
             found.append(name if special or start == stop else self.text[min(end, start) : stop])
@@ -166,7 +169,7 @@ class Inputs:
 
     @cached_property
     def kinds(self) -> dict[str, np.ndarray]:
-        """Which token numbers are punctuation, and which are rare in these texts."""
+        """Which token numbers are punctuation, and which are rare in these texts; of bare numbers, rare ones alone."""
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
         for document in self.documents:
@@ -184,7 +187,13 @@ class Inputs:
         marks = {number for number in counts if words[number] and not any(char.isalnum() for char in words[number])}
         last = max(int(document.ids.max()) for document in self.documents)
         numbers = np.arange(last + 1)
-        return {name: np.isin(numbers, sorted(own)) for name, own in (("punctuation", marks), ("rare", rare))}
+        found = {"punctuation": marks, "rare": rare} if self.named else {"rare": rare}
+        return {name: np.isin(numbers, sorted(own)) for name, own in found.items()}
+
+    @property
+    def named(self) -> bool:
+        """Tokens have words: a tokenizer made them."""
+        return self.documents[0].names is not _as_numbers
 
 
 def _by_id(tokenizer: Any, ids: list[int]) -> list[str]:

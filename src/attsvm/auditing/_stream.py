@@ -219,10 +219,12 @@ class Stream:
         documents = [self.inputs.documents[number] for number in self.batch.documents]
         if max(len(document.ids) for document in documents) != T:
             return {}
-        found = {name: torch.zeros(len(documents), T, dtype=torch.bool) for name in ("special", *self.inputs.kinds)}
+        names = (*self.inputs.kinds, *(("special",) if self.inputs.named else ()))
+        found = {name: torch.zeros(len(documents), T, dtype=torch.bool) for name in names}
         for row, document in enumerate(documents):
             special = document.special
-            found["special"][row, : len(special)] = torch.from_numpy(special)
+            if self.inputs.named:
+                found["special"][row, : len(special)] = torch.from_numpy(special)
             for name, kind in self.inputs.kinds.items():
                 found[name][row, : len(special)] = torch.from_numpy(kind[document.ids] & ~special)
         return found

@@ -310,7 +310,6 @@ class MirrorOptimizer(Optimizer, ABC):
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
         if compared and not edited:
-            self._watch.forget(weight)
             return theta
         if not capturing(weight):
             same = means(theta, weight, p)

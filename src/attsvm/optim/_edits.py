@@ -31,10 +31,6 @@ class Watch:
             self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1)
         return self._left[key]
 
-    def forget(self, weight: Tensor) -> None:
-        """The next such step compares every entry."""
-        self._left.pop((weight.data_ptr(), weight.numel(), 0), None)
-
     def before(self, parts: Sequence[Row], p: float) -> None:
         """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins."""
         if parts[0][0] is parts[0][1]:

@@ -139,7 +139,8 @@ def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Ten
         return limit
     if isinstance(lr, Tensor):
         shrink = -torch.expm1((p - 1) * torch.log1p(-(lr * weight_decay).clamp(max=1)))
-        return torch.where(lr > 0, shrink / lr, limit)
+        # As a tensor: a compiled step would guard this number, by a formula that is rounded otherwise.
+        return torch.where(lr > 0, shrink / lr, torch.ones_like(lr) * weight_decay * (p - 1))
     if lr == 0:
         return limit
     return (-math.expm1((p - 1) * math.log1p(-lr * weight_decay)) if lr * weight_decay < 1 else 1.0) / lr

@@ -32,7 +32,7 @@ from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
 from attsvm.svm._second import has_vectors, solve_groups
 from attsvm.svm._wide import is_wide
 
-_NEAR = 1e-7
+_NEAR = 1e-5
 """Gap, as a part of the value, from which points are looked at closely."""
 
 PATIENCE = 25
@@ -421,7 +421,7 @@ def _newton_step(problem: _Problem, s: _State, gap: Tensor) -> _State:
     L_E = cholesky_ex(EME)[0]
     short = problem.e - (s.y[:, None] @ problem.E)[:, 0]
     near = gap < 1e-4 * (problem.c * s.y).sum(1).abs()
-    refinements = 2 if bool(near.any()) else 0
+    refinements = 1 if bool(near.any()) else 0
 
     def a(R: Tensor) -> Tensor:
         """⟨∂_iS, R⟩."""

@@ -29,11 +29,11 @@ BLOCK = 2**21
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """The power of two next to each positive x, exactly; 1 for x = 0."""
+    """The power of two next to each positive x, exactly; 1 for x = 0, ∞ for a norm that overflowed."""
     fraction, exponent = torch.frexp(x)
     exponent = exponent - (fraction < 0.5**0.5).int()
     bits = (exponent.long().clamp(-1022, 1023) + 1023) << 52
-    return torch.where(x > 0, bits.view(torch.float64), 1.0)
+    return torch.where(x.isfinite(), torch.where(x > 0, bits.view(torch.float64), 1.0), x)
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

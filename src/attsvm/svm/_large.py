@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -23,7 +24,7 @@ from attsvm.svm._augmented import Augmented, WorkingRows
 from attsvm.svm._embedding import EmbeddingProblem
 from attsvm.svm._exact import UNIT, combination, inner
 from attsvm.svm._farkas import prove_infeasible
-from attsvm.svm._pricing import EmbeddingPricing, FormedPricing, Priced, Pricing, TokenPricing
+from attsvm.svm._pricing import OUT_OF_RANGE, EmbeddingPricing, FormedPricing, Priced, Pricing, TokenPricing
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Rows, System
@@ -108,6 +109,8 @@ def _rounds(
     W = pricing.total()
     W = W / torch.linalg.vector_norm(W).clamp_min(1e-300)
     first = pricing.worst(W)
+    if bool(first.ratio.isnan().any()):
+        raise AttsvmError(OUT_OF_RANGE)
     order = first.ratio.argsort()[: 2 * most_new]
     order = order[first.ratio[order] < math.inf]
     tied = first.off.argsort(descending=True)[:most_new]

@@ -8,11 +8,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from attsvm.errors import AttsvmError
 from attsvm.svm._augmented import WorkingRows
 from attsvm.svm._embedding import EmbeddingProblem
 from attsvm.svm._exact import UNIT, power_of_two, two_sum, values
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._rows import Rows
+
+OUT_OF_RANGE = "the rows ⟨a ⊗ z, W⟩/b must have norms between 1e-150 and 1e150: rescale tokens, Z or b."
 
 
 @dataclass
@@ -196,4 +199,7 @@ def scaled(A: Tensor, low: Tensor, Z: Tensor, b: Tensor, equality: Tensor, code:
     """Rows and b divided by powers of two, so that rows have norm about 1 and nothing is rounded."""
     of_A, of_Z = (power_of_two(torch.linalg.vector_norm(x, dim=1)) for x in (A, Z))
     scale = of_A * of_Z
-    return WorkingRows(A / of_A[:, None], Z / of_Z[:, None], low / of_A[:, None], b / scale, equality, scale, code)
+    asked = b / scale
+    if bool(((asked < 1e-150) & (b != 0) | ~(asked < 1e150)).any()):
+        raise AttsvmError(OUT_OF_RANGE)
+    return WorkingRows(A / of_A[:, None], Z / of_Z[:, None], low / of_A[:, None], asked, equality, scale, code)
