@@ -77,7 +77,7 @@ def test_a_check_may_fail_only_for_a_reason() -> None:
     errs = Check("c", "", "", False, why="a counter-example is in d")
     assert fine([good, errs])
     assert not fine([good, errs, bad])
-    assert verdict_line([good]) == "all 1 checks passed"
+    assert verdict_line([good]) == "all 1 check passed"
     assert "explained: c" in verdict_line([good, errs])
     assert "2 of 3 checks failed: b; c" in verdict_line([good, errs, bad])
 
@@ -87,5 +87,6 @@ def test_extra_checks_are_counted_apart_and_bars_say_which_way() -> None:
     more, less = at_least("more", 0.5, 0.25, extra=True), at_least("less", 0.5, 0.75, extra=True)
     assert angle.ours == "2° (≤ 3°)"
     assert less.ours == "0.5 (≥ 0.75)"
-    assert verdict_line([angle, more]) == "all 1 checks and 1 extra ones passed"
-    assert verdict_line([angle, more, less]) == "0 of 1 checks and 1 of 2 extra ones failed: less"
+    assert verdict_line([angle, more]) == "all 1 check and 1 extra check passed"
+    assert verdict_line([more, more]) == "all 2 extra checks passed"
+    assert verdict_line([angle, more, less]) == "0 of 1 checks and 1 of 2 extra failed: less"

@@ -76,11 +76,13 @@ def verdict_line(checks: list[Check]) -> str:
     failed = [check for check in checks if not check.passed and not check.why]
     explained = [check for check in checks if not check.passed and check.why]
     if not failed and not explained:
-        return f"all {len(stated)} checks{f' and {len(extra)} extra ones' if extra else ''} passed"
+        groups = ((stated, "check"), (extra, "extra check"))
+        parts = [f"{len(some)} {word}{'s' * (len(some) > 1)}" for some, word in groups if some]
+        return f"all {' and '.join(parts)} passed"
 
     def counted(passed: bool) -> str:
         numbers = [(sum(check.passed == passed for check in some), len(some)) for some in (stated, extra)]
-        more = f" and {numbers[1][0]} of {numbers[1][1]} extra ones" if extra else ""
+        more = f" and {numbers[1][0]} of {numbers[1][1]} extra" if extra else ""
         return f"{numbers[0][0]} of {numbers[0][1]} checks{more}"
 
     names = "; ".join(check.name for check in failed + explained)

@@ -129,6 +129,8 @@ def checks(rows: Rows) -> list[Check]:
             tuples,
             f"one group of five is what one layer never has; {_whole_groups(two).mean():.0%} on average, in the other "
             "groups training stops at two or three pairs",
+            "a start from which training stops at two or three pairs in every group is no counter-example to what a "
+            "deeper model can learn, but the conjecture does not hold from every start",
         ),
         Check(
             f"two layers are above {MOST:.1%}, the most that three pairs of four allow",
