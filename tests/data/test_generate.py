@@ -8,6 +8,7 @@ import torch
 
 from attsvm.data import LinearHead, TokenData, example1, example2, figure1, orthonormal, sphere
 from attsvm.data import _generate as generate
+from attsvm.errors import AttsvmError
 
 
 def assert_same(first: TokenData, second: TokenData) -> None:
@@ -160,3 +161,11 @@ def test_figure1_setting() -> None:
     data = figure1(trials=5)
     assert (data.B, data.n, data.T, data.d, data.K, data.e) == (5, 2, 3, 2, 1, 2)
     assert data.score_gap().min() >= 0.1 - 1e-12
+
+
+@pytest.mark.parametrize("sizes", [(10**22, 8, 10), (10**13, 10**5, 10**4)])
+def test_sizes_beyond_all_memory_are_refused_before_it_is_taken(sizes: tuple[int, int, int]) -> None:
+    for make in (sphere, orthonormal):
+        n, T, d = sizes if make is sphere else (sizes[0], 2, sizes[2])
+        with pytest.raises(AttsvmError, match="do not fit into memory: take fewer trials or smaller sizes"):
+            make(n, T, d)

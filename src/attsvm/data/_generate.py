@@ -4,6 +4,7 @@ Every trial has its own random stream, Philox keyed by (seed, trial). So one tri
 `sphere(6, 8, 10, trials=[17])` is trial 17 of `sphere(6, 8, 10, trials=500)`, bit for bit.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from numpy.random import Generator, Philox
 from attsvm.checks import as_count, as_real
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
+from attsvm.memory import free_bytes
 
 Trials = int | Iterable[int]
 
@@ -21,6 +23,8 @@ Trials = int | Iterable[int]
 CANDIDATES = 8191
 # Numbers that a trial draws at once while it searches for the score gap.
 BLOCK_SIZE = 2**17
+# Arrays of the size of the tokens that are alive at the same time.
+COPIES = 3
 
 
 def sphere(
@@ -143,7 +147,15 @@ def trial_streams(seed: int, trials: Trials) -> list[Generator]:
 
 def _normal(streams: list[Generator], *shape: int) -> np.ndarray:
     """Standard normals (B, *shape), each trial from its own stream."""
-    out = np.empty((len(streams), *shape))
+    shape = (len(streams), *shape)
+    free = free_bytes(torch.device("cpu"))
+    try:
+        if free is not None and COPIES * 8 * math.prod(shape) > free:
+            raise MemoryError
+        out = np.empty(shape)
+    except (MemoryError, ValueError) as error:  # ValueError: more than can be counted
+        sizes = " × ".join(map(str, shape))
+        raise AttsvmError(f"{sizes} numbers do not fit into memory: take fewer trials or smaller sizes.") from error
     for stream, row in zip(streams, out):
         stream.standard_normal(out=row)
     return out
