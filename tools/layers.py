@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "attsvm"
 LAYERS = (
     ("errors", "tolerances", "_version"),
-    ("captures", "checks", "derivatives", "frames", "interrupts", "memory", "named", "progress"),
+    ("captures", "checks", "derivatives", "frames", "interrupts", "memory", "named", "native", "progress"),
     ("schema",),
     ("files",),
     ("identity", "pages", "plots", "tables", "tokenizers"),

@@ -124,8 +124,9 @@ def assert_same(logits: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # in DeBERTa
 def test_logits_are_those_of_the_eager_model(name: str) -> None:
-    fused, inputs = built(name)
-    eager, _ = built(name, "eager")
+    """In float64: in float32 the eager and the fused model differ by more than 1e-5 themselves, on some machines."""
+    fused, eager = (built(name, attention)[0].double() for attention in (None, "eager"))
+    inputs = {key: x.double() if x.is_floating_point() else x for key, x in MODELS[name][1].items()}
     with torch.no_grad(), eager_logits() as expected:
         eager(**inputs)
     assert len(expected) == MODELS[name][2]

@@ -1,15 +1,14 @@
 """The kernel of compiled steps: polar factors against LAPACK, in any company."""
 
-import shutil
-
 import pytest
 import torch
 from torch import Tensor
 
 from attsvm import sphere, train
 from attsvm.dynamics._polar import NEWTON_SCHULZ, _compiled, _eager, _kernel
+from attsvm.native import compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no compiler")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no compiler")
 
 
 def matrices(d: int, e: int, values: Tensor, trials: int = 21) -> Tensor:

@@ -77,7 +77,7 @@ def test_a_check_may_fail_only_for_a_reason() -> None:
     errs = Check("c", "", "", False, why="a counter-example is in d")
     assert fine([good, errs])
     assert not fine([good, errs, bad])
-    assert verdict_line([good]) == "all 1 check passed"
+    assert verdict_line([good]) == "1 check passed"
     assert "explained: c" in verdict_line([good, errs])
     assert "2 of 3 checks failed: b; c" in verdict_line([good, errs, bad])
 

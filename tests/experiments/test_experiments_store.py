@@ -122,7 +122,7 @@ def test_checks_fail_on_nan_and_say_their_names() -> None:
     checks = [at_most("low", 1.0, 2.0, ""), at_least("high", float("nan"), 0.5, "")]
     assert [check.passed for check in checks] == [True, False]
     assert verdict_line(checks) == "1 of 2 checks failed: high"
-    assert verdict_line(checks[:1]) == "all 1 checks passed"
+    assert verdict_line(checks[:1]) == "1 check passed"
 
 
 def test_damaged_rows_are_computed_again_and_named(tmp_path: Path) -> None:

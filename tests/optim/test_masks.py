@@ -8,10 +8,10 @@ from small_task import DEVICES, MAKERS, fit, network, same
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import MirrorAdam, MirrorDescent
 from attsvm.optim._edits import signature
 from attsvm.optim._mirror_map import means
-from attsvm.optim._native import compiler
 
 FORMS = [
     *[("cpu", {"foreach": foreach}) for foreach in (True, False)],

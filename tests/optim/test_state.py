@@ -8,8 +8,8 @@ from small_task import MAKERS, fit, network, same
 from torch import Tensor, nn
 
 from attsvm import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import MirrorAdam, MirrorDescent
-from attsvm.optim._native import compiler
 
 by_name = pytest.mark.parametrize("name", MAKERS)
 

@@ -1,18 +1,16 @@
 """Polar factors inside a compiled step: a kernel, several times as fast as a decomposition of each matrix."""
 
 import ctypes
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from functools import lru_cache
-from importlib.resources import as_file, files
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from attsvm.errors import AttsvmError
 from attsvm.geometry import Nuclear, Spectral
+from attsvm.native import compiled, compiler
 from attsvm.objective import trial_first, trial_last
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -66,20 +64,15 @@ def _(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
     return torch.empty_like(M)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _kernel() -> Callable[..., None] | None:
-    """The compiled kernel, None where it cannot be compiled. It is compiled anew in every process, in a second, into a
-    folder of its own: no library is taken from where another user may have put it."""
-    compiler = next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
-    if compiler is None:
+    """The compiled kernel, None where it cannot be compiled."""
+    if compiler() is None:
         return None
-    flags = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-Wno-psabi")
-    with as_file(files("attsvm.dynamics") / "polar.cpp") as source, tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "polar.so"
-        done = subprocess.run([compiler, *flags, str(source), "-o", str(library)], capture_output=True, check=False)
-        if done.returncode:
-            return None
-        kernel = ctypes.CDLL(str(library)).polar_factors
+    try:
+        kernel = compiled(Path(__file__).with_name("polar.cpp"), "-Wno-psabi").polar_factors
+    except AttsvmError:
+        return None
     real, count, address = ctypes.c_double, ctypes.c_long, ctypes.c_void_p
     kernel.argtypes = [address, address, count, count, count, real, count, address, ctypes.c_int]
     kernel.restype = None

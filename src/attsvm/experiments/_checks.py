@@ -78,7 +78,7 @@ def verdict_line(checks: list[Check]) -> str:
     if not failed and not explained:
         groups = ((stated, "check"), (extra, "extra check"))
         parts = [f"{len(some)} {word}{'s' * (len(some) > 1)}" for some, word in groups if some]
-        return f"all {' and '.join(parts)} passed"
+        return f"{'all ' * (len(checks) > 1)}{' and '.join(parts)} passed"
 
     def counted(passed: bool) -> str:
         numbers = [(sum(check.passed == passed for check in some), len(some)) for some in (stated, extra)]

@@ -1,12 +1,7 @@
 """The fused update on a CPU: one pass over memory, by code that the machine's C++ compiler makes on the first step."""
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,13 +14,16 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+from attsvm.native import compiled, compiler
+
+__all__ = ["DTYPES", "adam", "compiler", "descend", "power_sums"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 LEAST_SHARED = 1 << 15  # entries that are worth a thread
 SOURCE = Path(__file__).with_name("_kernel.cpp")
 # Every operation is rounded as IEEE says, so that results depend neither on the compiler nor on the machine; only what
 # traps and errno would tell is not asked for.
-OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+OPTIONS = ("-ffp-contract=off", "-fno-trapping-math")
 
 Rows = Sequence[tuple[Tensor, ...]]
 
@@ -70,51 +68,12 @@ def _threads() -> ThreadPoolExecutor:
 
 
 @cache
-def compiler() -> str | None:
-    """The C++ compiler, if there is one."""
-    names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-@cache
 def _compiled(macros: tuple[str, ...]) -> Any:
-    """The step, compiled with these macros for this machine, or found where an earlier run has left it."""
-    command = [compiler() or "c++", *OPTIONS, *macros, str(SOURCE)]
-    key = hashlib.sha256(repr((command, _machine())).encode() + SOURCE.read_bytes()).hexdigest()[:24]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attsvm"
+    """The step, compiled with these macros."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        library = folder / f"step-{key}.so"
-        if not library.exists():
-            _compile(command, library)
-    except OSError:  # no place to keep it
-        folder = Path(tempfile.mkdtemp(prefix="attsvm-"))
-        library = folder / "step.so"
-        _compile(command, library)
-    step = ctypes.CDLL(str(library)).attsvm_step
+        step = compiled(SOURCE, *OPTIONS, *macros).attsvm_step
+    except AttsvmError as error:
+        raise AttsvmError(f"fused=True on a CPU: {error} (set fused=False)") from error
     step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     step.restype = None
     return step
-
-
-def _compile(command: list[str], library: Path) -> None:
-    """Under another name first: processes that start together do not see half a file."""
-    part = library.with_name(f"{library.stem}-{os.getpid()}.part")
-    for own in (["-march=native"], []):  # not every compiler knows the machine
-        done = subprocess.run([*command, *own, "-o", str(part)], capture_output=True, text=True)
-        if done.returncode == 0:
-            os.replace(part, library)
-            return
-    raise AttsvmError(
-        f"fused=True on a CPU needs a C++ compiler, but {command[0]} failed: set fused=False. It said: "
-        + done.stderr.strip()[-300:]
-    )
-
-
-def _machine() -> str:
-    """What `-march=native` depends on."""
-    try:
-        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
-    except (OSError, StopIteration):
-        flags = platform.processor()
-    return platform.platform() + flags
