@@ -30,7 +30,7 @@ def test_a_failed_factorisation_costs_no_digits(norm: str, fails: str, monkeypat
         return L, info
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
-    for module in ("_conic", "_nuclear"):
+    for module in ("_conic", "_conic_step", "_nuclear"):
         monkeypatch.setattr(f"attsvm.svm.{module}.cholesky_ex", failing)
     solution = solve(problem, norm)
     assert calls[0] > 1

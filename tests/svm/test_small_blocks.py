@@ -9,24 +9,24 @@ import torch
 
 from attsvm import Lp, att_svm, solve, sphere
 from attsvm.geometry import Group, Hybrid, Part, Spectral
-from attsvm.svm import _conic, solve_rank
+from attsvm.svm import _conic_step, solve_rank
 
 
 @pytest.mark.parametrize("p", [2, 3])
 def test_small_matrices(p: int) -> None:
     generator = torch.Generator().manual_seed(0)
     A, B = (torch.randn(4, 5, p, p, generator=generator, dtype=torch.float64) for _ in range(2))
-    torch.testing.assert_close(_conic._mm(A, B), A @ B)
+    torch.testing.assert_close(_conic_step._mm(A, B), A @ B)
     S = A @ A.mT
-    L, failed = _conic._cholesky(S)
+    L, failed = _conic_step.cholesky(S)
     torch.testing.assert_close(L, torch.linalg.cholesky(S))
     assert not failed.any()
-    torch.testing.assert_close(_conic._inverse_of_factor(L), torch.linalg.inv(L))
+    torch.testing.assert_close(_conic_step._inverse_of_factor(L), torch.linalg.inv(L))
     S[1, 2] = -S[1, 2]
     S[3, 0] = torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)[:p])
-    assert _conic._cholesky(S)[1].tolist() == [False, True, False, True]
+    assert _conic_step.cholesky(S)[1].tolist() == [False, True, False, True]
     P = (A + A.mT) / 2
-    lowest, exact = _conic._lowest(P, 10), torch.linalg.eigvalsh(P)[..., 0]
+    lowest, exact = _conic_step._lowest(P, 10), torch.linalg.eigvalsh(P)[..., 0]
     assert (lowest <= exact + 1e-12).all()
     assert (lowest >= exact - (1e-12 if p == 2 else 0.5)).all()
 
