@@ -169,20 +169,21 @@ def checked_path(path: PathLike) -> Path:
     return path
 
 
-def write_arrays(path: PathLike, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Tensors by name, and facts: strings as they are, all else as JSON.
+def write_arrays(path: PathLike, arrays: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> None:
+    """Arrays or tensors by name, and facts: strings as they are, all else as JSON.
 
     Facts become 0-d arrays in .npz and metadata in .safetensors.
     """
     path = checked_path(path)
     with atomic_path(path) as temporary:
-        write_arrays_now(temporary, tensors, facts)
+        write_arrays_now(temporary, arrays, facts)
 
 
-def write_arrays_now(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_arrays_now(path: Path, given: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> None:
     """As `write_arrays`, into a file of `atomic_paths`."""
-    assert not tensors.keys() & facts.keys()  # an .npz file has one name for both
-    arrays = {name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in tensors.items()}
+    assert not given.keys() & facts.keys()  # an .npz file has one name for both
+    plain = {name: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for name, x in given.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in plain.items()}
     strings = {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in facts.items()}
     if path.suffix == ".npz":
         # The strings come first: an archive that lost its last entries is then still recognised.
@@ -217,6 +218,11 @@ def read_arrays(path: PathLike, schema: Schema | None = None) -> tuple[dict[str,
     except Exception as error:  # a damaged file makes the zip and array readers raise almost anything
         raise AttsvmError(f"{path} is not a readable {path.suffix} file: {one_line(error)}") from error
     return (arrays, strings) if schema is None else schema.check(path, arrays, strings)
+
+
+def under(prefix: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose name begins with the prefix, by the rest of their name."""
+    return {name.removeprefix(prefix): x for name, x in named.items() if name.startswith(prefix)}
 
 
 def read_json(path: PathLike, shape: Any = object, what: str = "JSON") -> Any:

@@ -15,7 +15,7 @@ import torch
 from attsvm.data._heads import Head, head_from
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.files import PathLike, read_arrays, under, write_arrays
 from attsvm.schema import Array, Schema
 
 ARRAYS = {
@@ -62,23 +62,18 @@ def from_arrays(arrays: dict[str, np.ndarray], kind: str, head: Head | None = No
     """Data from the checked arrays of `TokenData.tensors` and the kind of head."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if head is None:
-        parameters = {name.removeprefix("head."): x for name, x in tensors.items() if name.startswith("head.")}
-        head = head_from(kind, parameters)
+        head = head_from(kind, under("head.", tensors))
     X, Z, Y, mask = (tensors[name] for name in ("X", "Z", "Y", "mask"))
     return TokenData(X, Z, Y, mask, head, tensors.get("trials"))  # type: ignore[arg-type]
 
 
 def _by_hand(arrays: dict[str, np.ndarray]) -> TokenData:
-    _check_names(arrays, required={"X"}, optional={"Z", "Y", "mask", "v"})
-    X, Z, Y, mask, v = (arrays.get(name) for name in ("X", "Z", "Y", "mask", "v"))
+    if "X" not in arrays:
+        raise AttsvmError(f"the array X is missing: the file has only {', '.join(arrays) or 'nothing'}.")
+    known = ("X", "Z", "Y", "mask", "v")
+    if unknown := arrays.keys() - known:
+        raise AttsvmError(f"arrays must be {', '.join(sorted(known))}, but got also {min(unknown)}.")
+    X, Z, Y, mask, v = (arrays.get(name) for name in known)
     if Z is None:
         return TokenData.self_attention(X, Y, v, mask)
     return TokenData.cross(X, Z, Y, v, mask)
-
-
-def _check_names(arrays: dict[str, np.ndarray], required: set[str], optional: set[str]) -> None:
-    missing, unknown = required - set(arrays), set(arrays) - required - optional
-    if missing:
-        raise AttsvmError(f"the array {min(missing)} is missing: the file has only {', '.join(arrays) or 'nothing'}.")
-    if unknown:
-        raise AttsvmError(f"arrays must be {', '.join(sorted(required | optional))}, but got also {min(unknown)}.")

@@ -17,7 +17,7 @@ from attsvm.data import ARRAYS, Head, TokenData, from_arrays
 from attsvm.dynamics._former import modernized
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.errors import AttsvmError
-from attsvm.files import PathLike, read_arrays, write_arrays
+from attsvm.files import PathLike, read_arrays, under, write_arrays
 from attsvm.frames import frame
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.named import facts_of, from_facts
@@ -201,9 +201,9 @@ class Trajectory:
     def save(self, path: PathLike) -> None:
         """Write to a .npz or .safetensors file, whole or not at all."""
         data = self.data
-        arrays = prefixed("data", data.tensors()) | prefixed("records", self.records)
+        arrays = _prefixed("data", data.tensors()) | _prefixed("records", self.records)
         for name, block in self.state.blocks.items():
-            arrays |= prefixed(f"state.{name}", block)
+            arrays |= _prefixed(f"state.{name}", block)
         arrays |= {"steps": self.steps, "W": self.W, "tokens": self.tokens}
         arrays |= {} if self.v is None else {"v": self.v}
         arrays |= {} if self.factors is None else dict(zip("KQ", self.factors))
@@ -267,8 +267,8 @@ class Trajectory:
             if name not in settings:
                 raise AttsvmError(f"settings must have {name}, but they have {', '.join(settings) or 'nothing'}.")
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        data = from_arrays(_unprefixed("data", arrays), facts["head"], head)
-        state = {name: _unprefixed(f"state.{name}", tensors) for name in BLOCKS[parameterization]}
+        data = from_arrays(under("data.", arrays), facts["head"], head)
+        state = {name: under(f"state.{name}.", tensors) for name in BLOCKS[parameterization]}
         factors = (tensors["K"], tensors["Q"]) if {"K", "Q"} <= tensors.keys() else None
         if not all(state.values()) or (factors is None) != (parameterization != "KQ"):
             raise AttsvmError(f"the arrays must be those of a run that trains {parameterization}, but they are not.")
@@ -285,7 +285,7 @@ class Trajectory:
             rule=rule or from_facts(Rule, "rule", described, part=Geometry),
             loss=loss or from_facts(Loss, "loss", facts["loss"], part=Loss),
             steps=tensors["steps"],
-            records=_unprefixed("records", tensors),
+            records=under("records.", tensors),
             W=tensors["W"],
             tokens=data.check_tokens(tensors["tokens"]),
             v=tensors.get("v"),
@@ -391,9 +391,5 @@ def identity(
     return {"data": data.digest(), "parameterization": parameterization} | facts | free
 
 
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _unprefixed(prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix + "."): x for name, x in arrays.items() if name.startswith(prefix + ".")}

@@ -40,7 +40,7 @@ class Reviews:
     def save(self, path: PathLike) -> None:
         """Write a .npz or .safetensors file."""
         data = self.sequences
-        words = torch.from_numpy(np.frombuffer("\n".join(self.vocabulary).encode(), dtype=np.uint8).copy())
+        words = np.frombuffer("\n".join(self.vocabulary).encode(), dtype=np.uint8)
         arrays = {"ids": data.ids.int(), "offsets": data.offsets, "Y": data.Y.to(torch.int8), "vocabulary": words}
         write_arrays(path, arrays, {"format": _SCHEMA.format})
 

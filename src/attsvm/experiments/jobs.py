@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from attsvm._version import __version__
 from attsvm.checks import as_device
@@ -27,7 +26,7 @@ from attsvm.experiments._experiment import Batch, Experiment
 from attsvm.experiments._own import load_experiments
 from attsvm.experiments._sources import content_digest
 from attsvm.experiments._work import Done, run_batch
-from attsvm.files import make_folder, read_arrays, read_json, write_arrays, write_json
+from attsvm.files import make_folder, read_arrays, read_json, under, write_arrays, write_json
 from attsvm.schema import Array, Schema
 
 _JOB = {
@@ -66,8 +65,7 @@ def read_result(folder: Path, batch: Batch) -> Done | None:
     if not path.is_file():
         return None
     arrays, facts = read_arrays(path, _RESULT)
-    columns = {name.removeprefix("column."): array for name, array in arrays.items()}
-    columns |= {name: np.array(texts) for name, texts in facts["texts"].items()}
+    columns = under("column.", arrays) | {name: np.array(texts) for name, texts in facts["texts"].items()}
     if any(len(column) != batch.stop - batch.start for column in columns.values()):
         raise AttsvmError(f"{path} must have {batch.stop - batch.start} rows, but it has others; delete it.")
     return Done(columns, facts["where"], facts["timing"])
@@ -90,8 +88,7 @@ def work(
         numbers = {name: column for name, column in done.columns.items() if column.dtype.kind not in "UO"}
         texts = {name: [str(x) for x in done.columns[name]] for name in done.columns.keys() - numbers.keys()}
         facts = {"format": _RESULT.format, "where": done.where, "timing": done.timing, "texts": texts}
-        tensors = {f"column.{name}": torch.as_tensor(column) for name, column in numbers.items()}
-        write_arrays(path.with_suffix(".npz"), tensors, facts)
+        write_arrays(path.with_suffix(".npz"), {f"column.{name}": column for name, column in numbers.items()}, facts)
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
         report(f"{path.stem}: {done.timing['seconds']:.1f} s")

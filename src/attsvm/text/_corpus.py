@@ -10,7 +10,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from attsvm.checks import as_count
 from attsvm.files import is_file, make_folder, read_arrays, write_arrays
@@ -79,9 +78,9 @@ def _content_hash(texts: list[str], tokenizer: WordTokenizer) -> str:
 
 def _write(path: Path, tokens: Tokens) -> None:
     make_folder(path.parent)
-    words = np.frombuffer("\n".join(tokens.vocabulary).encode(), dtype=np.uint8).copy()
+    words = np.frombuffer("\n".join(tokens.vocabulary).encode(), dtype=np.uint8)
     arrays = {"ids": tokens.ids, "offsets": tokens.offsets, "vocabulary": words}
-    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, {"format": _SCHEMA.format})
+    write_arrays(path, arrays, {"format": _SCHEMA.format})
 
 
 def _read(path: Path) -> Tokens | None:

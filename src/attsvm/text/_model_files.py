@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from attsvm._version import __version__
 from attsvm.errors import AttsvmError
@@ -103,7 +102,7 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
     with run_folder(folder, "text fit"):
         _clear(folder, digest)
         try:
-            write_arrays(_fresh(folder, _NUMBERS, digest), _tensors(arrays), {"format": _FORMAT})
+            write_arrays(_fresh(folder, _NUMBERS, digest), arrays, {"format": _FORMAT})
             if pieces is not None:
                 with atomic_path(_fresh(folder, _PIECES, digest)) as temporary:
                     temporary.write_bytes(pieces)
@@ -192,10 +191,6 @@ def _clear(folder: Path, digest: str) -> None:
             else:
                 path.unlink()
     clear_leftovers(folder / "model.json")
-
-
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _describe_tokenizer(tokenizer: WordTokenizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.files import one_line, read_arrays, write_arrays
+from attsvm.files import one_line, read_arrays, under, write_arrays
 from attsvm.identity import check_same_run
 from attsvm.schema import NUMBER, Array, Schema
 
@@ -98,15 +98,15 @@ def load_run(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: 
     tensors, described = read_run(path)
     check_same_run(path.parent, described["identity"], identity)
     try:
-        model.load_state_dict(_under("model.", tensors))
+        model.load_state_dict(under("model.", tensors))
     except RuntimeError as error:
         raise AttsvmError(f"{path} is the checkpoint of another model: its weights do not fit.") from error
     try:
-        _load_optimizer(optimizer, _under("optimizer.", tensors) | _under("optimizer.", described["other"]))
+        _load_optimizer(optimizer, under("optimizer.", tensors) | under("optimizer.", described["other"]))
     except (ValueError, LookupError, TypeError, RuntimeError) as error:
         raise AttsvmError(f"{path} has a state that does not fit the optimizer: {one_line(error)}") from error
-    masks = {int(number): mask.bool() for number, mask in _under("pruning.", tensors).items()}
-    return Place(**described["place"], sums=tensors["sums"], rng=_under("rng.", tensors), masks=masks)
+    masks = {int(number): mask.bool() for number, mask in under("pruning.", tensors).items()}
+    return Place(**described["place"], sums=tensors["sums"], rng=under("rng.", tensors), masks=masks)
 
 
 def read_run(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -133,7 +133,3 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, named: dict[str, Any]) -> 
         state.setdefault(int(index), {})[name] = value
     if state:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _under(prefix: str, named: dict[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_device, describe
 from attsvm.errors import AttsvmError
-from attsvm.files import clear_leftovers, one_line
+from attsvm.files import clear_leftovers, one_line, under
 from attsvm.identity import run_folder
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning
@@ -283,7 +283,7 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
     theirs = described.get("tokenizer", "")
     if tokenizer and theirs and tokenizer != theirs:
         raise AttsvmError(f"{path} was trained with a tokenizer of another vocabulary: name that one.")
-    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    weights = under("model.", tensors)
     if not all(tensor.isfinite().all() for tensor in weights.values()):
         instead = "take its best weights (best=True, --best)" if other.is_file() else "train with a smaller lr"
         raise AttsvmError(f"{path} has weights that are not finite, since its run diverged: {instead}.")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from attsvm.checks import as_index
 from attsvm.errors import AttsvmError
@@ -110,7 +109,7 @@ def save_data(data: Data, path: str | Path) -> None:
         arrays[f"{name}_tokens"] = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(narrow)
         arrays[f"{name}_lengths"] = lengths.astype(np.int32)
     facts = {"format": _SCHEMA.format, "tokenizer": data.tokenizer}
-    write_arrays(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, facts)
+    write_arrays(path, arrays, facts)
 
 
 def _saved(path: Path, size: int) -> Data:
