@@ -11,18 +11,16 @@ import typer
 from rich.table import Table
 
 from attsvm.checks import as_device
-from attsvm.cli._common import console
+from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
 from attsvm.geometry import parse_geometry
+from attsvm.identity import kind_of
 from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import nn
 
     from attsvm.auditing import Audit
-
-OWN_RUN = "checkpoint.safetensors"
-"""What a folder of `attsvm transformer fit` has."""
 
 
 class RuleName(StrEnum):
@@ -73,7 +71,7 @@ def audit_command(
     rule: Annotated[
         RuleName | None, typer.Option(help="Ask whether heads could follow a rule, with what margin.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries, and of random weights.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
 ) -> None:
@@ -127,7 +125,7 @@ def _loaded(
 
 
 def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
-    if (place / OWN_RUN).is_file():
+    if kind_of(place) == "transformer fit":
         from attsvm.transformer import load_model
 
         return load_model(place), []
@@ -241,5 +239,5 @@ def _print(found: Audit, out: Path, *notes: str) -> None:
         table.add_row(*row)
     console().print(table)
     for note in notes:
-        console().print(note, highlight=False, soft_wrap=True)
-    console().print(f"wrote {out / 'audit.html'}, audit.json and heads.parquet", highlight=False, soft_wrap=True)
+        console().print(note, soft_wrap=True)
+    console().print(f"wrote {out / 'audit.html'}, audit.json and heads.parquet", soft_wrap=True)

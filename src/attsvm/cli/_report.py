@@ -12,12 +12,15 @@ import typer
 
 from attsvm.cli._common import console
 
+Runs = Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)]
+Own = Annotated[
+    list[Path] | None, typer.Argument(help="Files of your own experiments in it, ./mine.py.", show_default=False)
+]
+
 
 def report_command(
-    runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
-    experiments: Annotated[
-        list[Path] | None, typer.Argument(help="Files of your own experiments in it, ./mine.py.", show_default=False)
-    ] = None,
+    runs: Runs,
+    experiments: Own = None,
     out: Annotated[Path, typer.Option(help="The report, one HTML file that opens offline.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Folder for the figures as PDF and SVG.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser, where there is a display.")] = False,
@@ -30,21 +33,19 @@ def report_command(
     sections = gather(runs, own)
     output = console()
     write_report(sections, runs, out)
-    output.print(f"wrote {out}: {len(sections)} experiments", highlight=False)
+    output.print(f"wrote {out}: {len(sections)} experiments")
     if figures is not None:
         for path in export_figures(sections, figures):
-            output.print(f"wrote {path}", highlight=False)
+            output.print(f"wrote {path}")
     if others := strangers(runs, own):
-        output.print(f"left out: {', '.join(others)}; name their files to include them", highlight=False)
+        output.print(f"left out: {', '.join(others)}; name their files to include them")
     if show and _has_display():
         webbrowser.open(out.resolve().as_uri())
 
 
 def figures_command(
-    runs: Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)],
-    experiments: Annotated[
-        list[Path] | None, typer.Argument(help="Files of your own experiments in it, ./mine.py.", show_default=False)
-    ] = None,
+    runs: Runs,
+    experiments: Own = None,
     style: Annotated[
         str, typer.Option(help="paper: a column or a page; slides: half a slide or a whole one.")
     ] = "paper",
@@ -58,7 +59,7 @@ def figures_command(
     find_style(style)
     own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
     written = export_figures(gather(runs, own), out, style)
-    console().print(f"wrote {len(written)} files to {out}", highlight=False)
+    console().print(f"wrote {len(written)} files to {out}")
 
 
 def _has_display() -> bool:

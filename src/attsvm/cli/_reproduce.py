@@ -11,7 +11,7 @@ from rich.table import Table
 
 from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import console
+from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reproduce_command(
     scheduler: Annotated[
         str | None, typer.Option(help="Dask scheduler, tcp://host:8786, to compute on its workers instead.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     data: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH of a data set that experiments need; repeatable. Also a Hugging Face name."),
@@ -70,13 +70,13 @@ def reproduce_command(
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
     run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
     for line in left_out:
-        console().print(line, highlight=False)
+        console().print(line)
     waiting = _unfinished(chosen, out)
     if waiting:
         output = console()
-        output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run", highlight=False)
-        output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …", highlight=False)
-        output.print("bring the folder back, and run this command again.", highlight=False)
+        output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run")
+        output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …")
+        output.print("bring the folder back, and run this command again.")
         raise typer.Exit(INCOMPLETE)
     if not _judge(chosen, out, [name for name in experiments if name.endswith(".py")]):
         raise typer.Exit(INCOMPLETE)
@@ -90,7 +90,7 @@ def new_experiment_command(
     from attsvm.experiments import write_template
 
     path = write_template(name, out)
-    console().print(f"wrote {path}; attsvm reproduce {_typed(path)} --quick runs it", highlight=False)
+    console().print(f"wrote {path}; attsvm reproduce {_typed(path)} --quick runs it")
 
 
 def _typed(path: Path) -> str:
@@ -131,7 +131,7 @@ def _judge(experiments: list[Experiment], out: Path, files: list[str]) -> bool:
         table.add_row(experiment.id, f"{sum(cell['seconds'].sum() for _, cell in rows):.1f}", verdict_line(found))
     output = console()
     output.print(table)
-    output.print(f"rows are in {out}; attsvm report {' '.join([str(out), *files])} writes them up", highlight=False)
+    output.print(f"rows are in {out}; attsvm report {' '.join([str(out), *files])} writes them up")
     return good
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import console
+from attsvm.cli._common import Device, console
 from attsvm.data import TokenData, load
 from attsvm.errors import AttsvmError
 from attsvm.files import checked_path
@@ -37,7 +37,7 @@ def solve_command(
         ),
     ] = "optimal",
     tol: Annotated[float, typer.Option(help="Relative gap to certify.")] = 1e-9,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the solutions here, .safetensors or .npz.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     rows: Annotated[int, typer.Option(min=0, help="Trials to print in the table.")] = 20,
@@ -56,7 +56,7 @@ def solve_command(
     else:
         _print(solution, chosen, rows)
         if out is not None:
-            console().print(f"written to {out}", highlight=False)
+            console().print(f"written to {out}")
     _warn(solution)
 
 
@@ -131,8 +131,8 @@ def _print(solution: MaxMargin, tokens: Tensor, rows: int) -> None:
     output = console()
     output.print(table)
     if len(solution) > rows:
-        output.print(f"… and {len(solution) - rows} more trials", highlight=False)
-    output.print(repr(solution), highlight=False)
+        output.print(f"… and {len(solution) - rows} more trials")
+    output.print(repr(solution))
 
 
 def _warn(solution: MaxMargin) -> None:

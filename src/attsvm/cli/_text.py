@@ -117,7 +117,6 @@ def fit_command(
         + (" (early stopping)" if model.path_ else "")
         + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
         + f"; model in {out}",
-        highlight=False,
         markup=False,
     )
     if held_out is not None:
@@ -219,7 +218,7 @@ def words_command(
         columns: dict[str, Any] = {"word": words.word, "importance": words.importance, "texts": words.texts}
         columns |= {f"direction {label}": words.direction[:, k] for k, label in enumerate(words.classes.tolist())}
         write_table(pa.table(columns), out)
-        console().print(f"{out}: {len(words)} words", highlight=False, markup=False)
+        console().print(f"{out}: {len(words)} words", markup=False)
 
 
 def _load(folder: Path) -> AttentionTextClassifier:
@@ -279,7 +278,7 @@ def _named(names: list[str], text: str, option: str) -> str:
 
 def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: str, stderr: bool = False) -> None:
     """Accuracy, and who is taken for whom."""
-    output = Console(stderr=True, width=110) if stderr else console()
+    output = Console(stderr=True, width=110, highlight=False) if stderr else console()
     names = [_name(label) for label in classes.tolist()]
     true_names = [_name(label) for label in truth.tolist()]
     strange = sorted(set(true_names) - set(names))
@@ -287,13 +286,13 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
         from attsvm.text import visible
 
         listed = visible(", ".join(strange[:5]))
-        raise AttsvmError(f"the model does not know the {_plural(strange, 'label')} {listed}.")
+        raise AttsvmError(f"the model does not know the label{'s' * (len(strange) > 1)} {listed}.")
     number = {name: k for k, name in enumerate(names)}
     pairs = np.array([[number[a], number[_name(b)]] for a, b in zip(true_names, predicted.tolist())], int)
     confusion = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(confusion, tuple(pairs.reshape(-1, 2).T), 1)
     right, total = int(confusion.trace()), int(confusion.sum())
-    output.print(f"accuracy {right / max(1, total):.4f} ({right} of {total} {what})", highlight=False)
+    output.print(f"accuracy {right / max(1, total):.4f} ({right} of {total} {what})")
     if len(names) <= _WIDE:
         table = Table("true \\ predicted", *map(_shown, names), "recall")
         for name, row in zip(names, confusion):
@@ -310,7 +309,3 @@ def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: 
     for column in table.columns[1:]:
         column.justify = "right"
     output.print(table)
-
-
-def _plural(things: list[str], name: str) -> str:
-    return name if len(things) == 1 else f"{name}s"

@@ -10,9 +10,10 @@ import typer
 
 from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import console
-from attsvm.cli._verdict import TRAJECTORY, draw_run, judge, print_verdict, write_verdict
+from attsvm.cli._common import Device, console
+from attsvm.cli._verdict import TRAJECTORY, draw_run, print_verdict, write_verdict
 from attsvm.data import load
+from attsvm.diagnostics import verdict
 from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
@@ -61,7 +62,7 @@ def train_command(
     ridge: Annotated[
         float, typer.Option(min=0, help="Penalty r·(‖K‖² + ‖Q‖²) or r·‖W‖²; 1e-100 takes (K, Q) to its limit.")
     ] = 0.0,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train attention on every trial, then say which limit is predicted and whether it was reached."""
@@ -91,11 +92,11 @@ def train_command(
             if (out / TRAJECTORY).is_file():
                 typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
             raise
-        judged = judge(trajectory)
+        judged = verdict(trajectory)
         write_verdict(judged, out)
         pictures = draw_run(trajectory, judged, out)
     print_verdict(judged)
     for path in (out / TRAJECTORY, out / "verdict.json", *pictures):
-        console().print(f"wrote {path}", highlight=False)
+        console().print(f"wrote {path}")
     if not bool(judged.finite.all()):
         raise typer.Exit(INCOMPLETE)

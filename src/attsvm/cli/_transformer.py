@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attsvm.checks import as_device
-from attsvm.cli._common import console
+from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -122,7 +122,7 @@ def fit_command(
     grouped: Annotated[bool, typer.Option("--group/--mixed", help="Texts of similar length share a batch.")] = True,
     bf16: Annotated[bool, typer.Option("--bf16", help="Autocast to bfloat16.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the model.")] = False,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
 ) -> None:
     """Train, evaluate after every epoch, and keep checkpoint, best weights and metrics in a folder.
@@ -188,13 +188,12 @@ def fit_command(
     else:
         reached = f"train accuracy {last['train_accuracy']:.4f}, test accuracy {last['test_accuracy']:.4f} at the end"
         reached += at_best
-    console().print(f"{done} epochs ({why[fitted.stopped]}): {reached}{zeros}", highlight=False)
-    console().print(f"{out} has checkpoint.safetensors and metrics.parquet", highlight=False)
+    console().print(f"{done} epochs ({why[fitted.stopped]}): {reached}{zeros}")
+    console().print(f"{out} has checkpoint.safetensors and metrics.parquet")
     if best is not None and (out / BEST).is_file():  # which older runs do not have
         console().print(
             f"{out / BEST}: the weights of epoch {best['epoch']}, the best on the test split; that accuracy is "
             "optimistic, since the test split chose the epoch",
-            highlight=False,
         )
     if fitted.stopped == "diverged":
         raise AttsvmError(f"training diverged in epoch {done}: take a smaller --lr than {lr:g}.")
@@ -214,7 +213,7 @@ def tokens_command(
     loaded = load_data(data, tokenizer=tokenizer, length=length)
     _refuse_unused(context, data, loaded.kind)
     save_data(loaded, out)
-    console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test rows", highlight=False)
+    console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test rows")
 
 
 @app.command("attention")
@@ -276,10 +275,10 @@ def attention_command(
     if synthetic not in (0, len(found)):
         raise AttsvmError("runs on synthetic reviews have words of their own: give them a page of their own.")
     write_attention_page(out, found, reviews)
-    console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}", highlight=False)
+    console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}")
     if without:
         names = ", ".join(without)
-        console().print(f"left out, without attention (images, or diverged): {names}", highlight=False)
+        console().print(f"left out, without attention (images, or diverged): {names}")
 
 
 def _given(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ from attsvm.diagnostics import Verdict, verdict
 from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
+from attsvm.tolerances import REACHED
 
 TRAJECTORY = "trajectory.safetensors"
 VERDICT = "verdict.json"
@@ -26,15 +27,11 @@ def verdict_command(
     """Judge a finished run again: which limit, reached or not, under which theorem, how fast."""
     if not (run / TRAJECTORY).is_file():
         raise AttsvmError(f"{run} holds no run: {TRAJECTORY} is missing; make one with attsvm train … --out {run}.")
-    judged = judge(Trajectory.load(run / TRAJECTORY), tol)
+    judged = verdict(Trajectory.load(run / TRAJECTORY), tol=REACHED if tol is None else tol)
     if as_json:
         typer.echo(judged.to_json())
     else:
         print_verdict(judged)
-
-
-def judge(trajectory: Trajectory, tol: float | None = None) -> Verdict:
-    return verdict(trajectory) if tol is None else verdict(trajectory, tol=tol)
 
 
 def write_verdict(judged: Verdict, folder: Path) -> None:
