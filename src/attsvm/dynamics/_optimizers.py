@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from attsvm.dynamics._polar import polar
-from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm, last
+from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
-from attsvm.objective import Gradient, trial_first
+from attsvm.objective import Gradient, trial_first, trial_last
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def unit_step(geometry: Geometry, G: Tensor) -> Tensor:
         return polar(G, rank_one=isinstance(geometry, Nuclear))
     if isinstance(geometry, Group) and isinstance(geometry.groups, str):
         return _of_lines(G, 1 if geometry.groups == "rows" else 0, geometry.largest)
-    return last(geometry.dual_unit(trial_first(G)))
+    return trial_last(geometry.dual_unit(trial_first(G)))
 
 
 def _of_lines(G: Tensor, axis: int, every: bool) -> Tensor:

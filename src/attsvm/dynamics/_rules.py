@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attsvm.geometry import Frobenius, Geometry, Lp
-from attsvm.objective import Gradient, trial_first
+from attsvm.objective import Gradient, trial_first, trial_last
 
 State = dict[str, Tensor]
 """What a rule keeps of a block, by name: tensors with the trial last."""
@@ -59,13 +59,13 @@ class MirrorDescent(Rule):
     name: ClassVar[str] = "mirror"
 
     def start(self, W: Tensor) -> State:
-        return {"theta": last(self.geometry.mirror(trial_first(W)))}
+        return {"theta": trial_last(self.geometry.mirror(trial_first(W)))}
 
     def weights(self, state: State) -> Tensor:
         theta = state["theta"]
         if isinstance(self.geometry, Lp):
             return self.geometry.inverse(theta)  # entrywise, so in any layout
-        return last(self.geometry.inverse(trial_first(theta)))
+        return trial_last(self.geometry.inverse(trial_first(theta)))
 
     def step(self, state: State, gradient: Gradient, eta: Tensor) -> State:
         G, shift = gradient
@@ -93,11 +93,6 @@ def dual_norm(geometry: Geometry, G: Tensor) -> Tensor:
     largest = size.amax((0, 1))
     ratio = size / torch.where(largest > 0, largest, 1.0)
     return largest * torch.exp(geometry.q * torch.log(ratio)).sum((0, 1)) ** (1 / geometry.q)
-
-
-def last(x: Tensor) -> Tensor:
-    """Matrices (B, …) with the trial last."""
-    return x.movedim(0, -1).contiguous()
 
 
 def computed_once(x: Tensor) -> Tensor:

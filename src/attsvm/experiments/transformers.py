@@ -27,7 +27,7 @@ from attsvm.experiments._transformer_runs import (
     read_result,
     run_piece,
 )
-from attsvm.transformer import EDGES, LARGE_EDGES, SHARES, Data, load_data, load_probes, pivotal_reviews
+from attsvm.transformer import EDGES, LARGE_EDGES, SHARES, load_data, load_probes, pivotal_reviews
 
 __all__ = ["UNFINISHED_FOLDER", "VIT_EPOCHS", "find_piece", "plan", "read_piece", "read_result", "run_piece"]
 __all__ += ["KINDS", "PRUNED", "chosen_accuracy", "group_runs", "run"]
@@ -37,6 +37,8 @@ SOURCE = "transformers"
 missing is computed."""
 MISSING, UNFINISHED, FINISHED = range(3)
 MOST_EPOCHS = 200
+DRAWS = 20_000
+"""Of random signs."""
 KINDS = ("query", "key", "value")
 PRUNED = (0.0, *SHARES)
 PAPER_SIZE = 6
@@ -45,6 +47,7 @@ LOOKS: dict[str, Series] = dict(zip(("ℓ1.1-MD", "ℓ2-MD", "ℓ3-MD", "AdamW",
     "MirrorAdam p = 1.5": Series(SKY, (0, (1, 2, 4, 2)), "X"),  # type: ignore[arg-type]
     "Adam": SERIES[3],
 }
+_load_data = lru_cache(1)(load_data)
 # 97.5% quantiles of Student's t for 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -72,16 +75,11 @@ def _result(piece: Piece, folder: Path, device: str, work: Path | None) -> tuple
         path = folder / "probes.npz"
         probes = load_probes(path) if path.is_file() else None
         with torch.enable_grad():
-            found = run_piece(piece, _loaded(source), probes=probes, device=device, work=work)
+            found = run_piece(piece, _load_data(source), probes=probes, device=device, work=work)
         torch.compiler.reset()  # or the next piece, of other sizes, is compiled for any size
         return found, FINISHED
     found = read_piece(folder, piece, unfinished=True)
     return (found, UNFINISHED) if found is not None else ({}, MISSING)
-
-
-@lru_cache(1)
-def _loaded(source: Path) -> Data:
-    return load_data(source)
 
 
 def _columns(result: dict[str, Any], status: int) -> dict[str, Any]:
@@ -169,7 +167,8 @@ def group_runs(rows: Rows) -> list[Runs]:
         if columns["status"][0] == MISSING:
             continue
         piece = find_piece(params["piece"])
-        key = (_method(piece), piece.settings.sizes.get("layers", 0), _variant(piece), piece.settings.lr)
+        variant = "" if piece.settings.bf16 else "float32"
+        key = (_method(piece), piece.settings.sizes.get("layers", 0), variant, piece.settings.lr)
         by_setting.setdefault(key, {})[piece.settings.seed] = columns
     found = []
     for (method, layers, variant, lr), by_seed in by_setting.items():
@@ -202,10 +201,6 @@ def _method(piece: Piece) -> str:
     return names[piece.settings.optimizer]
 
 
-def _variant(piece: Piece) -> str:
-    return "" if piece.settings.bf16 else "float32"
-
-
 def interval(differences: np.ndarray) -> tuple[float, float]:
     """Mean of paired differences and half of its 95% interval (Student's t); without a second seed it is unknown."""
     n = len(differences)
@@ -214,12 +209,11 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(differences.mean()), float(_T[min(n, len(_T) + 1) - 2] * differences.std(ddof=1) / np.sqrt(n))
 
 
-def sign_flip_test(differences: np.ndarray, draws: int = 20_000) -> float:
+def sign_flip_test(differences: np.ndarray) -> float:
     """Two-sided p-value of a mean of 0: how often random signs give a mean as far from 0."""
-    random = np.random.default_rng(0)
-    signs = random.choice([-1.0, 1.0], size=(draws, len(differences)))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(DRAWS, len(differences)))
     flipped = np.abs(signs @ differences)
-    return float((1 + (flipped >= abs(differences.sum()) * (1 - 1e-12)).sum()) / (1 + draws))
+    return float((1 + (flipped >= abs(differences.sum()) * (1 - 1e-12)).sum()) / (1 + DRAWS))
 
 
 def pruning_checks(sparse: Runs, dense: Runs, size: str = "") -> list[Check]:

@@ -16,6 +16,7 @@ from attsvm.errors import AttsvmError
 from attsvm.optim._checks import check_p
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import MirrorDescent
+from attsvm.optim._shards import local
 
 __all__ = ["describe_groups", "param_groups"]
 
@@ -259,8 +260,7 @@ def _is_attention(path: list[str], bare: str, modules: Mapping[str, nn.Module]) 
 
 
 def _starts_at_zero(param: Tensor) -> bool:
-    entries: Any = param.detach()
-    entries = entries.to_local() if hasattr(entries, "to_local") else entries
+    entries = local(param.detach())
     if entries.is_meta or entries.numel() == 0:
         return False
     # A corner decides nearly always.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
-from attsvm.optim._loading import MASK
+from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
 from attsvm.optim._shards import is_sharded, local
 
@@ -241,7 +241,7 @@ class GradualPruning:
             return
         weight = local(param.detach())
         weight.copy_(torch.where(back, -size * grad.sign().to(weight.dtype), weight))
-        theta = self.optimizer.state[param].get("mirror")
+        theta = self.optimizer.state[param].get(MIRROR)
         if theta is not None:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
 

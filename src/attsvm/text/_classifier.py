@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> AttentionTextClassifier:
         """Fit to texts `X` and their labels `y`."""
-        return self._fit(X, y, sample_weight, _print if self.verbose else _silent)
+        return self._fit(X, y, sample_weight, _print if self.verbose else lambda *_: None)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, report: Report) -> AttentionTextClassifier:
         p = self._checked()
@@ -180,7 +180,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     def words_(self) -> Words:
         check_is_fitted(self)
         model = self.attention_
-        words = Words(self._names, model.a, two_sided(model.b), self.texts_, self.classes_)
+        words = Words(self.features_.names(), model.a, two_sided(model.b), self.texts_, self.classes_)
         order = np.argsort(-np.abs(words.influence()).max(1), kind="stable")
         return Words(
             [words.word[s] for s in order], model.a[order], words.direction[order], self.texts_[order], self.classes_
@@ -200,18 +200,12 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
 
         return load_model(cls, Path(folder))
 
-    @property
-    def _names(self) -> list[str]:
-        return self.features_.names()
-
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         texts = checked_texts(X, "X")
-        parts = [self.attention_.scores(self._matrix(chunk)) for chunk in _chunks(texts)]
+        chunks = (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
+        parts = [self.attention_.scores(self.features_.matrix(self.tokenizer_(chunk))) for chunk in chunks]
         return np.concatenate(parts) if parts else np.empty((0, self.attention_.b.shape[1]))
-
-    def _matrix(self, texts: list[str]) -> Any:
-        return self.features_.matrix(self.tokenizer_(texts))
 
     def _checked(self) -> float:
         """Refuse wrong settings; p."""
@@ -243,10 +237,6 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
         return tags
-
-
-def _chunks(texts: list[str]) -> Iterator[list[str]]:
-    return (texts[start : start + _CHUNK] for start in range(0, len(texts), _CHUNK))
 
 
 def _checked_labels(y: Any, count: int) -> np.ndarray:
@@ -305,10 +295,6 @@ def _class_weight(class_weight: Any, labels: np.ndarray, sample_weight: np.ndarr
             f"class_weight must be numbers of at least 0, not all of them zero, but got {class_weight!r}."
         )
     return weight
-
-
-def _silent(stage: str, iteration: int) -> None:
-    pass
 
 
 def _print(stage: str, iteration: int) -> None:

@@ -54,10 +54,7 @@ class Words:
 
     def top(self, label: Any, count: int = 20) -> list[dict[str, Any]]:
         """The words that speak most for a class."""
-        place = np.flatnonzero(self.classes == label)
-        if not len(place):
-            raise AttsvmError(f"label must be one of {self.classes.tolist()}, but got {label!r}.")
-        influence = self.influence()[:, place[0]]
+        influence = self.influence()[:, _place(self.classes, label)]
         order = np.argsort(-influence, kind="stable")[:count]
         return [self._row(s) for s in order if influence[s] > 0]
 
@@ -164,7 +161,7 @@ def explain(model: AttentionTextClassifier, texts: list[str], label: Any) -> Exp
     cleaned = [clean_and_count(text) for text in texts]
     texts = [text for text, _ in cleaned]
     chosen = probability.argmax(1) if label is None else np.full(len(texts), _place(model.classes_, label))
-    names = model._names
+    names = model.features_.names()
     explanations = Explanations()
     for i, k in enumerate(chosen):
         row = slice(matrix.indptr[i], matrix.indptr[i + 1])

@@ -30,12 +30,9 @@ def explanations_html(explanations: Sequence[Explanation]) -> str:
     return pages.render("text/templates/explanations.html", texts=[_text(one) for one in explanations])
 
 
-def words_html(words: Words, count: int = 20) -> str:
+def words_html(words: Words) -> str:
     """The top words of every class, as a fragment."""
-    tops = [
-        {"label": label, "name": visible(str(label)), "rows": words.top(label, count)}
-        for label in words.classes.tolist()
-    ]
+    tops = [{"label": label, "name": visible(str(label)), "rows": words.top(label)} for label in words.classes.tolist()]
     return pages.render("text/templates/words.html", tops=tops)
 
 

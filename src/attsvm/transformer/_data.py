@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -69,8 +70,8 @@ class Texts:
         """Without what lies behind the first `length` tokens."""
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
 
-    def to(self, device: torch.device) -> Texts:
-        return Texts(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
+    def to(self, device: torch.device) -> Self:
+        return type(self)(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
 
     def batches(self, size: int, generator: torch.Generator | None = None, *, grouped: bool = True) -> list[MiniBatch]:
         """All rows; in a new order if there is a generator, of similar length if `grouped`."""
@@ -108,9 +109,6 @@ class Sequences(Texts):
     @property
     def counts(self) -> Tensor:
         return self.lengths - 1
-
-    def to(self, device: torch.device) -> Sequences:
-        return Sequences(self.tokens.to(device), self.lengths.to(device), self.labels.to(device))
 
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:  # type: ignore[override]
         """The tokens of these rows but their last, (batch, T), 0 behind the end."""
