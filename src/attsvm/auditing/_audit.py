@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from attsvm.auditing._inputs import Document, Inputs
-from attsvm.auditing._page import write_audit_page
+from attsvm.auditing._page import write_data_page
 from attsvm.auditing._problems import Problem, Solved, head_problem, solve_all, token_problem
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
@@ -56,8 +57,6 @@ SHOWN = 6
 """Support tokens of a head that are kept with their texts."""
 WEIGHT = 0.01
 """Attention of a token below which it is not kept for the page."""
-PROBE = 8
-"""Tokens of the first text on which the weights are probed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +156,7 @@ class Audit:
         place = make_folder(folder)
         write_json(place / "audit.json", self.facts())
         write_heads(place / "heads.parquet", self.rows())
-        write_audit_page(place / "audit.html", self.facts())
+        write_data_page(place / "audit.html", "auditing/audit.html", self.facts())
 
     def summary(self, names: Sequence[str] = SUMMARY) -> list[list[str]]:
         """Per layer its name, and the mean of each measure over its heads, in words."""
@@ -239,7 +238,7 @@ def audit(
     )
     stream = Stream(inputs, plan)
     with evaluated(model):
-        weights = probe(model, inputs.batch([0], PROBE) if inputs.documents else next(inputs.batches(1)))
+        weights = probe(inputs)
         done = 0
         with torch.no_grad(), capture(model, stream) as mode:
             for part in inputs.batches(as_count("batch", batch)):
@@ -284,25 +283,20 @@ def make_plan(inputs: Inputs, queries: int, competitors: int, saturated: float, 
     return Plan(math.ceil(SAMPLE / count), frozenset(order[:SAMPLE]), of_text, competitors, saturated, seed)
 
 
-class evaluated:
+@contextmanager
+def evaluated(model: Any) -> Iterator[None]:
     """Inside the block the model is in evaluation mode, and computes attention where it can be seen."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.training = model.training
-        self.attention: str | None = None
-
-    def __enter__(self) -> None:
-        self.model.eval()
-        kind = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
-        if isinstance(kind, str) and ("flash" in kind or "flex" in kind):  # the same numbers, where they can be seen
-            self.attention = kind
-            self.model.set_attn_implementation("sdpa")  # type: ignore[operator]
-
-    def __exit__(self, *_: Any) -> None:
-        self.model.train(self.training)
-        if self.attention is not None:
-            self.model.set_attn_implementation(self.attention)  # type: ignore[operator]
+    training, kind = model.training, getattr(getattr(model, "config", None), "_attn_implementation", None)
+    unseen = isinstance(kind, str) and ("flash" in kind or "flex" in kind)
+    try:
+        model.eval()
+        if unseen:
+            model.set_attn_implementation("sdpa")  # the same numbers, where they can be seen
+        yield
+    finally:
+        model.train(training)
+        if unseen:
+            model.set_attn_implementation(kind)
 
 
 def _heads(

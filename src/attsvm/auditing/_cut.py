@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attsvm.auditing._audit import PROBE, evaluated
+from attsvm.auditing._audit import evaluated
 from attsvm.auditing._inputs import Batch, Inputs
 from attsvm.auditing._weights import probe
 from attsvm.captures import Attended, capture
@@ -129,7 +129,7 @@ def _compare(inputs: Inputs, change: Callable[[Tensor], Tensor], size: int) -> C
     counts: dict[str, Tensor] = {}
     model = inputs.model
     with evaluated(model):
-        weights = probe(model, inputs.batch([0], PROBE) if inputs.documents else next(inputs.batches(1)))
+        weights = probe(inputs)
         if not weights:
             raise AttsvmError("the model must make queries and keys by linear maps, but none was seen.")
         modules = {name.partition(":")[0] for name in weights}

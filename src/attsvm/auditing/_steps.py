@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from attsvm.auditing._audit import Audit, audit, write_heads
+from attsvm.auditing._page import write_data_page
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder
-from attsvm.pages import render, write_page
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +46,7 @@ class Steps:
         """Write steps.html and steps.parquet, and the files of the last audit."""
         place = make_folder(folder)
         write_heads(place / "steps.parquet", self.rows())
-        data = json.dumps(self.facts(), allow_nan=False).replace("<", "\\u003c")
-        write_page(place / "steps.html", render("auditing/steps.html", facts=self.facts(), data=data))
+        write_data_page(place / "steps.html", "auditing/steps.html", self.facts())
         self.audits[-1][1].save(place)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attsvm.auditing._inputs import Batch
+from attsvm.auditing._inputs import Inputs
 from attsvm.captures import Attended, affine, capture
+
+SEEN = 8
+"""Tokens of the first text on which the weights are probed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,9 @@ class Weights:
         return torch.cat([self.A_q, self.b_q[..., None]], -1), torch.cat([self.A_k, self.b_k[..., None]], -1)
 
 
-def probe(model: nn.Module, batch: Batch) -> dict[str, Weights]:
-    """The weights of every attention that makes queries and keys by linear maps, seen on one batch."""
+def probe(inputs: Inputs) -> dict[str, Weights]:
+    """The weights of every attention that makes queries and keys by linear maps, seen on a little of the first text."""
+    batch = inputs.batch([0], SEEN) if inputs.documents else next(inputs.batches(1))
     found: dict[str, Weights] = {}
 
     def look(attended: Attended) -> None:
@@ -60,6 +64,6 @@ def probe(model: nn.Module, batch: Batch) -> dict[str, Weights]:
         used = tuple({id(s.weight): s.weight for s in (q_source, k_source)}.values())
         found[attended.name] = Weights(A_q, b_q, A_k, b_k, attended.scale, alike, used)
 
-    with torch.enable_grad(), capture(model, look, differentiable=True):
-        batch.run(model)
+    with torch.enable_grad(), capture(inputs.model, look, differentiable=True):
+        batch.run(inputs.model)
     return found
