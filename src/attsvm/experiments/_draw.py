@@ -21,6 +21,7 @@ __all__ = [
     "bars",
     "dots",
     "finish",
+    "heat_map",
 ]
 __all__ += ["Axes", "Figure", "new_figure", "styled"]
 
@@ -37,6 +38,11 @@ class Series(NamedTuple):
     colour: str
     line: str
     marker: str
+
+    @property
+    def style(self) -> dict[str, Any]:
+        """As `Axes.plot` takes it."""
+        return {"color": self.colour, "ls": self.line, "marker": self.marker}
 
 
 SERIES = (
@@ -93,6 +99,23 @@ def bars(ax: Axes, groups: list[Any], shares: dict[str, list[float]], trials: in
             if height == 0:  # a bar of 0% would look like one that is not there
                 ax.text(x, 0.5, "0", ha="center", va="bottom", color=colours[k], fontsize=7)
     ax.set(xticks=range(len(groups)), xticklabels=[str(group) for group in groups], ylabel=ylabel)
+
+
+def heat_map(
+    ax: Axes,
+    table: np.ndarray,
+    words: list[list[str]],
+    dark: np.ndarray,
+    bold: list[list[bool]],
+    size: float = 8,
+    **look: Any,
+) -> Any:
+    """A table by colours, with words in its cells, white where the colour is dark and some of them bold; the image."""
+    picture = ax.imshow(table, aspect="auto", **look)
+    for (i, j), is_dark in np.ndenumerate(dark):
+        weight, colour = "bold" if bold[i][j] else "normal", "white" if is_dark else "black"
+        ax.text(j, i, words[i][j], ha="center", va="center", fontsize=size, weight=weight, color=colour)
+    return picture
 
 
 def finish(figure: Figure, axes: list[Axes], *, legend: bool | str = True) -> Figure:

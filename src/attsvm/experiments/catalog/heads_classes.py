@@ -58,8 +58,7 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.4))
     classes = rows.values("classes")
     for k, rule in enumerate(rows.values("rule")):
-        look = SERIES[k]
-        style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "label": rule}
+        style = SERIES[k].style | {"label": rule}
         axes[0][0].plot(range(len(classes)), [median(_kept(rows, rule, C)) for C in classes], **style)
         mixing = [100 * rows.where(rule=rule, classes=C)["mixing"].mean() for C in classes]
         axes[0][1].plot(range(len(classes)), mixing, **style)
@@ -67,7 +66,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(ylabel="% of queries", title="queries that keep mixing tokens")
     for ax in axes[0]:
         ax.set(xlabel="classes", xticks=range(len(classes)), xticklabels=classes)
-    return finish(figure, list(axes[0]))
+    return finish(figure, axes[0])
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -13,7 +13,7 @@ from attsvm.diagnostics import margin_ratio, numerical_rank
 from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments._arrays import array, median
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import TwoLayers, fixed_mlp, saturated
 from attsvm.objective import Added
@@ -146,12 +146,9 @@ def figure(rows: Rows) -> Figure:
     table = np.array([[median(part[f"efficiency_{norm}"]) for norm in NORMS] for part in parts.values()])
     figure, axes = new_figure(1, 1, (6, 0.45 * len(parts) + 1.4))
     ax = axes[0][0]
-    picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    for i in range(len(parts)):
-        for j, norm in enumerate(NORMS):
-            look: dict[str, Any] = {"color": "black" if table[i, j] > 0.6 else "white", "fontsize": 8}
-            look |= {"weight": "bold"} if norm == "nuclear" else {}
-            ax.text(j, i, f"{table[i, j]:.3f}", ha="center", va="center", **look)
+    words = [[f"{share:.3f}" for share in row] for row in table]
+    bold = [[norm == "nuclear" for norm in NORMS]] * len(parts)
+    picture = heat_map(ax, table, words, ~(table > 0.6), bold, cmap="viridis", vmin=0, vmax=1)
     labels = [f"{name}, rank {median(p['rank']):g} (SVM {median(p['rank_svm']):g})" for name, p in parts.items()]
     ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
     ax.set(yticks=range(len(parts)), yticklabels=labels, title="K, Q by gradient descent: share of the largest margin")

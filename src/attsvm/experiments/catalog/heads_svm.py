@@ -52,8 +52,7 @@ def figure(rows: Rows) -> Figure:
     for kind in rows.values("v"):
         for H in rows.values("heads"):
             cells = [rows.where(v=kind, heads=H, scale=scale) for scale in scales]
-            look, label = SERIES[k], f"{H} heads, {kind}"
-            style = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 4.5, "label": label}
+            style = SERIES[k].style | {"ms": 4.5, "label": f"{H} heads, {kind}"}
             axes[0][0].plot(range(len(scales)), [np.nanmedian(cell["error"]) for cell in cells], **style)
             axes[0][1].plot(range(len(scales)), [100 * cell["same_tokens"].mean() for cell in cells], **style)
             axes[0][2].plot(range(len(scales)), [np.median(cell["difference"]) for cell in cells], **style)
@@ -64,7 +63,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][2].set_yscale("symlog", linthresh=1e-5)
     for ax in axes[0]:
         ax.set(xlabel="scale of the start", xticks=range(len(scales)), xticklabels=[f"{scale:g}" for scale in scales])
-    return finish(figure, list(axes[0]))
+    return finish(figure, axes[0])
 
 
 def checks(rows: Rows) -> list[Check]:

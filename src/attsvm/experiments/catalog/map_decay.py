@@ -13,7 +13,7 @@ from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Decaying, Lion, Muon, Steepest, train
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral, parse_geometry
 from attsvm.objective import scaled_gradient
@@ -93,12 +93,10 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, len(decays), (3.6 * len(decays) + 1.5, 0.4 * len(rules) + 1.4))
     for ax, decay in zip(axes[0], decays):
         table = np.array([[_median(rows, rule, decay, f"residual_{norm}") for norm in NORMS] for rule in rules])
-        ax.imshow(np.log10(np.maximum(table, 1e-6)), cmap="viridis_r", vmin=-5, vmax=0, aspect="auto")
-        for i, rule in enumerate(rules):
-            for j, norm in enumerate(NORMS):
-                look: dict[str, Any] = {"color": "black" if table[i, j] < 3e-3 else "white", "fontsize": 8}
-                look |= {"weight": "bold"} if RULES[rule].norm == norm else {}
-                ax.text(j, i, f"{table[i, j]:.1g}", ha="center", va="center", **look)
+        words = [[f"{residual:.1g}" for residual in row] for row in table]
+        bold = [[RULES[rule].norm == norm for norm in NORMS] for rule in rules]
+        shown = np.log10(np.maximum(table, 1e-6))
+        heat_map(ax, shown, words, ~(table < 3e-3), bold, cmap="viridis_r", vmin=-5, vmax=0)
         ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the ball")
         ax.set(yticks=range(len(rules)), yticklabels=rules if decay == decays[0] else [], title=f"decay {decay:g}")
     figure.colorbar(axes[0][0].images[0], ax=axes[0], label="log₁₀ of the KKT residual")

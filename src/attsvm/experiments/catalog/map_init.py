@@ -47,8 +47,7 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.5))
     scales = rows.values("scale")
     for k, rule in enumerate(rows.values("rule")):
-        look = SERIES[k]
-        style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "label": rule}
+        style = SERIES[k].style | {"label": rule}
         cells = [rows.where(rule=rule, scale=scale) for scale in scales]
         axes[0][0].plot(range(len(scales)), [np.nanmedian(cell["efficiency"]) for cell in cells], **style)
         axes[0][1].plot(range(len(scales)), [100 * cell["optimal"].mean() for cell in cells], **style)
@@ -56,7 +55,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(ylabel="% of queries", title="queries that select their best token", ylim=(0, 102))
     for ax in axes[0]:
         ax.set(xlabel="scale of the start", xticks=range(len(scales)), xticklabels=[f"{scale:g}" for scale in scales])
-    return finish(figure, list(axes[0]))
+    return finish(figure, axes[0])
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere, trial_streams
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
@@ -103,13 +103,10 @@ def figure(rows: Rows) -> Figure:
     table = np.array([[*_errors(rows, truth).mean(0), _chosen(rows, truth).mean()] for truth in truths])
     figure, axes = new_figure(1, 1, (8, 0.42 * len(truths) + 1.6))
     ax = axes[0][0]
-    picture = ax.imshow(100 * table, cmap="viridis_r", aspect="auto")
-    for i, truth in enumerate(truths):
-        for j, norm in enumerate((*NORMS, "chosen")):
-            low = table[i, j] < 0.5 * (table.max() + table.min())
-            look: dict[str, Any] = {"color": "black" if low else "white", "fontsize": 8}
-            look |= {"weight": "bold"} if SUITED.get(truth) == norm else {}
-            ax.text(j, i, f"{100 * table[i, j]:.1f}", ha="center", va="center", **look)
+    words = [[f"{100 * error:.1f}" for error in row] for row in table]
+    bold = [[SUITED.get(truth) == norm for norm in (*NORMS, "chosen")] for truth in truths]
+    dark = ~(table < 0.5 * (table.max() + table.min()))
+    picture = heat_map(ax, 100 * table, words, dark, bold, cmap="viridis_r")
     ax.set(xticks=range(len(NORMS) + 1), xticklabels=[*NORMS.values(), "by folds"], xlabel="norm of the margin")
     labels = [f"{truth} (held out)" if truth in HELD_OUT else truth for truth in truths]
     ax.set(yticks=range(len(truths)), yticklabels=labels, title="% of test queries that select a wrong token")

@@ -12,7 +12,7 @@ from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import SERIES, Figure, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import att_svm, solve
@@ -58,6 +58,11 @@ def _median(rows: Rows, rule: str, norm: str, size: str = MAIN) -> float:
     return float(np.nanmedian(rows.where(rule=rule, size=size)[f"efficiency_{norm}"]))
 
 
+def _in_words(rows: Rows, rule: str, norm: str) -> str:
+    low, high = np.nanquantile(rows.where(rule=rule, size=MAIN)[f"efficiency_{norm}"], (0.1, 0.9))
+    return f"{_median(rows, rule, norm):.3f}\n{low:.2f} to {high:.2f}"
+
+
 @styled
 def figure(rows: Rows) -> Figure:
     rules, sizes = rows.values("rule"), rows.values("size")
@@ -66,14 +71,9 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, panels, (1.5 + 5.75 * panels, 0.42 * len(rules) + 1.5))
     ax = axes[0][0]
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
-    picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    for i, rule in enumerate(rules):
-        for j, norm in enumerate(NORMS):
-            low, high = np.nanquantile(rows.where(rule=rule, size=MAIN)[f"efficiency_{norm}"], (0.1, 0.9))
-            look: dict[str, Any] = {"color": "black" if table[i, j] > 0.6 else "white", "fontsize": 7}
-            if RULES[rule][1] == norm:
-                look["weight"] = "bold"
-            ax.text(j, i, f"{table[i, j]:.3f}\n{low:.2f} to {high:.2f}", ha="center", va="center", **look)
+    words = [[_in_words(rows, rule, norm) for norm in NORMS] for rule in rules]
+    bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
+    picture = heat_map(ax, table, words, ~(table > 0.6), bold, 7, cmap="viridis", vmin=0, vmax=1)
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
     ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
     ax.set(yticks=range(len(rules)), yticklabels=labels)

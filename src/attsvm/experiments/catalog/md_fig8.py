@@ -49,8 +49,7 @@ def figure(rows: Rows) -> Figure:
         for runs in found.values():
             accuracy = 100 * runs.columns["pruned"]
             error = accuracy.std(0, ddof=1) if len(accuracy) > 1 else None
-            look, shares = runs.look, 100 * np.array(PRUNED)
-            row[3].errorbar(shares, accuracy.mean(0), error, color=look.colour, ls=look.line, marker=look.marker, ms=4)
+            row[3].errorbar(100 * np.array(PRUNED), accuracy.mean(0), error, ms=4, **runs.look.style)
         row[3].set(
             xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %", title=f"size {layers}, pruning"
         )

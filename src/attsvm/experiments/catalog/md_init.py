@@ -40,9 +40,9 @@ def figure(rows: Rows) -> Figure:
     x = np.maximum(scales, min(s for s in scales if s > 0) / 10)
     for look, p in zip(SERIES, rows.values("p")):
         cells = [rows.where(p=p, scale=scale) for scale in scales]
-        style = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 4.5, "label": f"p = {p}"}
         share = np.array([cell["is_global"].mean() for cell in cells])
-        axes[0][0].errorbar(x, share, np.sqrt(share * (1 - share) / len(cells[0])), elinewidth=0.8, **style)
+        error = np.sqrt(share * (1 - share) / len(cells[0]))
+        axes[0][0].errorbar(x, share, error, elinewidth=0.8, ms=4.5, label=f"p = {p}", **look.style)
         for ax, column in zip(axes[0][1:], ("steps_to_near", "divergence")):
             band(
                 ax, x, np.stack([cell[column] for cell in cells], 1), look, f"p = {p}", spread="quantiles", markers=True

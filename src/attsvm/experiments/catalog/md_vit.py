@@ -41,7 +41,7 @@ def figure(rows: Rows) -> Figure:
             )
             shares = 100 * np.array(PRUNED)
             accuracy = 100 * weights.columns["pruned"].mean(0)
-            pruning.plot(shares, accuracy, color=look.colour, ls=look.line, marker=look.marker, ms=4)
+            pruning.plot(shares, accuracy, ms=4, **look.style)
     curves.set(xlabel="epoch", ylabel="test accuracy, %")
     sizes.set(xscale="log", xlabel="|w| of query, key and value weights", ylabel="number", xlim=(1e-7, 10))
     pruning.set(xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %")

@@ -13,7 +13,7 @@ from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Muon, Rule, Steepest, train
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import multiclass_svm, solve
@@ -55,12 +55,9 @@ def figure(rows: Rows) -> Figure:
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     figure, axes = new_figure(1, 1, (5.5, 0.45 * len(rules) + 1.4))
     ax = axes[0][0]
-    picture = ax.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    for i, rule in enumerate(rules):
-        for j, norm in enumerate(NORMS):
-            look: dict[str, Any] = {"color": "black" if table[i, j] > 0.6 else "white", "fontsize": 8}
-            look |= {"weight": "bold"} if RULES[rule][1] == norm else {}
-            ax.text(j, i, f"{table[i, j]:.3f}", ha="center", va="center", **look)
+    words = [[f"{share:.3f}" for share in row] for row in table]
+    bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
+    picture = heat_map(ax, table, words, ~(table > 0.6), bold, cmap="viridis", vmin=0, vmax=1)
     ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
     ax.set(yticks=range(len(rules)), yticklabels=[f"{rule}, {RULES[rule][3]:,} steps" for rule in rules])
     ax.set_title("cross-entropy: share of Crammer and Singer's margin")

@@ -38,7 +38,7 @@ def figure(rows: Rows) -> Figure:
         share_axis(ax, setting)
     axes[0][0].set_ylabel("test loss, nats per word piece")
     figure.suptitle("hollow: only the seed that chose the rate", fontsize=9)
-    return finish(figure, list(axes[0]))
+    return finish(figure, axes[0])
 
 
 def checks(rows: Rows) -> list[Check]:

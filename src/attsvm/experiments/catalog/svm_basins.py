@@ -34,8 +34,7 @@ def figure(rows: Rows) -> Figure:
     widths = rows.values("d")
     for look, k in zip(SERIES, range(len(SCALES))):
         share = [100 * rows.where(d=d)["right"][:, k].mean() for d in widths]
-        name = f"scale {SCALES[k]:g}"
-        axes[0][0].plot(widths, share, color=look.colour, ls=look.line, marker=look.marker, ms=4.5, label=name)
+        axes[0][0].plot(widths, share, ms=4.5, label=f"scale {SCALES[k]:g}", **look.style)
     axes[0][0].set(
         xlabel="dimension d", ylabel="% of runs that end at the optimal tokens", ylim=(0, 104), xticks=widths
     )

@@ -62,7 +62,7 @@ def figure(rows: Rows) -> Figure:
         for look, (label, chosen) in zip(SERIES, kinds.items()):
             share = [100 * cell["right"][some].mean() if some.any() else np.nan for cell, some in zip(cells, chosen)]
             name = f"{label} ({int(np.mean([some.sum() for some in chosen]))} trials)"
-            ax.plot(x, share, color=look.colour, ls=look.line, marker=look.marker, ms=4.5, label=name)
+            ax.plot(x, share, ms=4.5, label=name, **look.style)
         ax.set(xscale="log", ylim=(0, 104), xlabel="scale of W(0); leftmost: 0", title=size)
     axes[0][0].set_ylabel("% of trials that end at the optimal tokens")
     return finish(figure, axes[0])

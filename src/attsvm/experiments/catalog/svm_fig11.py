@@ -28,8 +28,7 @@ def figure(rows: Rows) -> Figure:
     for look, d in zip(SERIES, rows.values("d")):
         cell = svm_fig8.chosen(rows, d)
         band(left, cell["steps"][0], cell["svmeq"][~cell["settled"]], look, f"d = {d}", spread="quantiles")
-        right.plot(GAMMAS, np.maximum(_by_threshold(cell), 1e-17), color=look.colour, ls=look.line, marker=look.marker,
-                   ms=4, label=f"d = {d}")  # fmt: skip
+        right.plot(GAMMAS, np.maximum(_by_threshold(cell), 1e-17), ms=4, label=f"d = {d}", **look.style)
     left.set(yscale="log", ylim=(1e-6, 2), xlabel="iteration", ylabel="1 − corr(W, W_svmeq)", title="(a) median")
     right.set(xscale="log", yscale="log", xlabel="Γ", ylabel="mean 1 − corr(W, W_svmeq)", title="(b) masked below Γ")
     return finish(figure, axes[0])

@@ -57,7 +57,7 @@ def figure(rows: Rows) -> Figure:
         all_values, selected = _partial(rows, column), rows["selected"]
         middle = [np.nanmedian(all_values[selected == k]) if np.isfinite(all_values[selected == k]).any() else np.nan
                   for k in counts]  # fmt: skip
-        axes[0][2].plot(counts, middle, color=look.colour, ls=look.line, marker=look.marker, label=label)
+        axes[0][2].plot(counts, middle, label=label, **look.style)
     axes[0][1].set(
         yscale="log", ylim=(1e-5, 2), xlabel="λ", ylabel="1 − corr (median)", title="(b) some tokens selected, not all"
     )
