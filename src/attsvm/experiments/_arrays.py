@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
 from attsvm.data import TokenData
+from attsvm.diagnostics import margin_ratio
+from attsvm.dynamics import Gaussian
 from attsvm.geometry import Geometry
 from attsvm.svm import MaxMargin, att_svm, solve
 from attsvm.tolerances import SHARP
+
+RIDGE = 2.0**-52
+"""The penalty of TF-as-SVM on ‖K‖² + ‖Q‖², "the smallest representable number"."""
 
 
 def array(x: Tensor) -> np.ndarray:
@@ -34,3 +41,14 @@ def median(x: np.ndarray) -> float:
 def limit(data: TokenData, tokens: Tensor, geometry: Geometry | str) -> MaxMargin:
     """The attention SVM of these tokens, as sharp as float64 allows: a gap ε leaves W uncertain by about √ε."""
     return solve(att_svm(data, tokens), geometry, tol=SHARP)
+
+
+def margin_share(data: TokenData, tokens: Tensor, W: Tensor, geometry: Geometry | str) -> Tensor:
+    """The margin of W over the largest one that these tokens have in this norm, (B,)."""
+    solution = solve(att_svm(data, tokens), geometry)
+    return margin_ratio(data, tokens, W, solution.geometry, solution)
+
+
+def as_in_paper(trained: str) -> dict[str, Any]:
+    """Options of `train` for W, or for (K, Q) as TF-as-SVM trains them: from a small start, with its penalty."""
+    return {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE} if trained == "KQ" else {}

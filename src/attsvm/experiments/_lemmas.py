@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from attsvm.data import TokenData
+from attsvm.dynamics import Gaussian
 from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Rows
@@ -21,6 +22,16 @@ def at_unit_size(data: TokenData, W: Tensor, geometry: Lp) -> tuple[TokenData, T
     """The same logits from W with ‖θ‖_* = 1 and longer queries, so that one step size suits every trial's W."""
     size = geometry.dual_norm(geometry.mirror(W)) ** (1 / (geometry.p - 1))
     return replace(data, Z=data.Z * size[:, None, None, None]), W / size[:, None, None]
+
+
+def draw(seed: int, data: TokenData) -> Tensor:
+    """Standard normal matrices (B, d, d), each trial by its own stream."""
+    return Gaussian(1.0, seed=seed).draw(data.trials, {"W": (data.d, data.d)})["W"].to(data.X)
+
+
+def inner(A: Tensor, B: Tensor) -> Tensor:
+    """⟨A, B⟩ of every trial, (B,)."""
+    return (A * B).sum((1, 2))
 
 
 @styled

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm.experiments._arrays import curves
+from attsvm.experiments._arrays import array, curves
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Axes, band
 from attsvm.experiments._experiment import Columns, Rows
@@ -20,15 +20,15 @@ def path_columns(data: Any, geometry: str, parameterization: str = "W", **option
     """Distance to the limit, stationarity and more at every radius, trials first."""
     path: RegularizationPath = regularization_path(data, geometry, parameterization, radii=RADII, **options)
     columns = {
-        "radius": np.tile(path.radii.cpu().numpy(), (data.B, 1)),
+        "radius": np.tile(array(path.radii), (data.B, 1)),
         "distance": curves(path.distance),
         "stationarity": curves(path.stationarity),
         "converged": curves(path.converged),
-        "solved": path.limit.solved.cpu().numpy(),
+        "solved": array(path.limit.solved),
     }
     if path.head_distance is not None and path.head_limit is not None:
         columns["head_distance"] = curves(path.head_distance)
-        columns["solved"] = columns["solved"] & path.head_limit.solved.cpu().numpy()
+        columns["solved"] = columns["solved"] & array(path.head_limit.solved)
     if path.inside_cone is not None:
         columns["inside_cone"] = curves(path.inside_cone)
     return columns

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,18 +10,17 @@ from torch.nn.functional import softplus
 from attsvm.data import TokenData
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, train
-from attsvm.embeddings import Embeddings, Sequences, descend, initial_embeddings, signed_frequency, single_important
+from attsvm.embeddings import signed_frequency
 from attsvm.experiments._arrays import array, limit
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import ratio_checks, ratio_figure
+from attsvm.experiments.catalog.emb_thm5 import MODERATE, STATED, cls_data, prepared, sizes
 from attsvm.objective import gradient
 
-N, T, IMPORTANT, IRRELEVANT = 8, 4, 2, 5
-STATED, MODERATE = "(10) holds", "d = 256, η₀ = 50"
-FAILURE, STEPS, LOGITS = 0.05, 2000, 40.0
-"""δ; GD steps; and τ₁‖p‖ of Lemma 17, whose proof bounds the relative error by a constant times e^(−τ₁‖p‖)."""
+STEPS, LOGITS = 2000, 40.0
+"""GD steps; and τ₁‖p‖ of Lemma 17, whose proof bounds the relative error by a constant times e^(−τ₁‖p‖)."""
 LEAN = 0.3
 """How far p leans from p̂ there, in logits, so that the other tokens are not all second best."""
 TIED = 1e-12
@@ -33,21 +30,6 @@ PAPER = {
     "Lemma 11": "‖E_s‖ ≤ 2(1 + 2η₀) and ‖p‖ ≤ 2 + 11η₀d^(−1/4) after the first step",
     "Lemma 21": "the solution that selects the important tokens alone has ‖p̂‖ ≤ 4n",
 }
-
-
-def _size(case: str, data: Sequences) -> tuple[float, float]:
-    """η₀ and d."""
-    if case == MODERATE:
-        return 50.0, 256.0
-    eta = 4.0 * N**2 * T**2
-    return eta, max((88 * eta**2 + 111 * eta + 2) ** 8, (2 * math.log(data.size**2 / FAILURE)) ** 2)
-
-
-def _prepared(case: str, trial: int) -> tuple[Sequences, Embeddings, float, float]:
-    data = single_important(n=N, T=T, important=IMPORTANT, irrelevant=IRRELEVANT, trial=trial, even=trial % 2 == 0)
-    eta, d = _size(case, data)
-    start = initial_embeddings(data.size, d, seed=1, trial=trial, reduced=True)
-    return data, descend(data, start, lr=eta)[0], eta, d
 
 
 def _pairs(cls: TokenData, p: Tensor, p_hat: Tensor) -> Tensor:
@@ -70,18 +52,14 @@ def _lemma_10(cls: TokenData, p: Tensor) -> Tensor:
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
-    prepared = [_prepared(params["case"], trial) for trial in trials]
-    rows = [data.ids.reshape(N, -1) for data, _, _, _ in prepared]
-    X = torch.stack([at.E[row] for (_, at, _, _), row in zip(prepared, rows)])
-    Y = torch.stack([data.Y for data, _, _, _ in prepared])
-    v, p1 = (torch.stack([getattr(at, name) for _, at, _, _ in prepared]) for name in ("v", "p"))
-    cls = TokenData.cls(X, Y, head=v[:, None]).to(device)
-    p1 = p1[..., None].to(device)
-    eta, d = prepared[0][2], prepared[0][3]
+    made = [prepared(params["case"], trial) for trial in trials]
+    cls, p1 = cls_data(made)
+    cls, p1 = cls.to(device), p1[..., None].to(device)
+    eta, d = sizes(params["case"], made[0][0])
 
-    size = torch.stack([at.E.norm(dim=1).max() for _, at, _, _ in prepared]).to(device)
+    size = torch.stack([at.E.norm(dim=1).max() for _, at in made]).to(device)
     bound = 2 + 11 * eta * d**-0.25
-    important = torch.zeros(N, 1, dtype=torch.long)  # the first token of every sequence
+    important = torch.zeros(cls.n, 1, dtype=torch.long)  # the first token of every sequence
     solution = limit(cls, important, "l2")
     drawn = Gaussian(1.0, seed=4).draw(torch.tensor(trials), {"W": (cls.d, 1)})["W"].to(cls.X)
     # Random p of moderate logits, so that all of the softmax counts.
@@ -89,14 +67,14 @@ def run(params: Params, trials: range, device: str) -> Columns:
     found = {
         "Lemma 10": torch.maximum(_lemma_10(cls, random), _lemma_10(cls, p1)),
         "Lemma 11": torch.maximum(size / (2 * (1 + 2 * eta)), p1.norm(dim=1)[:, 0] / bound),
-        "Lemma 21": solution.norm / (4 * N),
+        "Lemma 21": solution.norm / (4 * cls.n),
     }
     by_gradient = -(gradient(cls, random) * solution.W).sum((1, 2))
     pairs = _pairs(cls, random, solution.W)
 
     scores = cls.scores()[:, :, 0]
     loss = softplus(-(cls.attention(p1)[:, :, 0] * scores).sum(-1)).mean(1)
-    alpha = torch.stack([signed_frequency(data)[row].mean(1) for (data, _, _, _), row in zip(prepared, rows)]).to(cls.X)
+    alpha = torch.stack([signed_frequency(data)[data.ids.reshape(cls.n, -1)].mean(1) for data, _ in made]).to(cls.X)
     allowed = softplus(-(eta / 2 * cls.Y[..., 0] * alpha) + 1 / (22 * eta)).mean(1)
 
     leaning = solution.W + LEAN * drawn / cls.logits(drawn).abs().amax((1, 2, 3))[:, None, None]

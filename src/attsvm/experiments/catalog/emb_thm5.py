@@ -43,7 +43,7 @@ SUFFICIENT = 1 + 1e-6
 """Lemma 19 wants ‖p̂‖ < (1 − μ)‖p̂′‖ for some μ > 0."""
 
 
-def _size(case: str, data: Sequences) -> tuple[float, float]:
+def sizes(case: str, data: Sequences) -> tuple[float, float]:
     """η₀ and d."""
     if case in (STATED, ONE):
         T = int(data.lengths[0])
@@ -52,12 +52,20 @@ def _size(case: str, data: Sequences) -> tuple[float, float]:
     return (50.0, 256.0) if case == MODERATE else (3.0, 256.0)
 
 
-def _prepared(case: str, trial: int) -> tuple[Sequences, Embeddings]:
+def prepared(case: str, trial: int) -> tuple[Sequences, Embeddings]:
     """Data of Assumption 4 (important tokens equally frequent in every other trial), and E¹, p¹ after one step."""
     data = single_important(**SETTINGS[case], trial=trial, even=trial % 2 == 0)
-    eta, d = _size(case, data)
+    eta, d = sizes(case, data)
     start = initial_embeddings(data.size, d, seed=1, trial=trial, reduced=True)
     return data, descend(data, start, lr=eta)[0]
+
+
+def cls_data(made: list[tuple[Sequences, Embeddings]]) -> tuple[TokenData, Tensor]:
+    """What was `prepared` as ⟨cls⟩ data, a trial each, and p¹ (B, d)."""
+    X = torch.stack([at.E[data.ids.reshape(data.n, -1)] for data, at in made])
+    Y = torch.stack([data.Y for data, _ in made])
+    v, p = (torch.stack([getattr(at, name) for _, at in made]) for name in ("v", "p"))
+    return TokenData.cls(X, Y, head=v[:, None]), p
 
 
 def _other_selections(rows: Tensor) -> Tensor:
@@ -81,25 +89,21 @@ def _smallest_ratio(E: Tensor, rows: Tensor) -> float:
 
 def run(params: Params, trials: range, device: str) -> Columns:
     case = params["case"]
-    prepared = [_prepared(case, trial) for trial in trials]
-    rows = [data.ids.reshape(data.n, -1) for data, _ in prepared]
-    tokens = torch.stack([at.E[row] for (_, at), row in zip(prepared, rows)])
-    Y = torch.stack([data.Y for data, _ in prepared])
-    v, start = (torch.stack([getattr(at, name) for _, at in prepared]) for name in ("v", "p"))
-    cls = TokenData.cls(tokens, Y, head=v[:, None]).to(device)
+    made = [prepared(case, trial) for trial in trials]
+    rows = [data.ids.reshape(data.n, -1) for data, _ in made]
+    cls, start = cls_data(made)
+    cls = cls.to(device)
     flow = gradient_flow(cls, start.to(device), norm=NORM)
     selected = cls.selected_sets(flow.p[..., None], TIE)[:, :, 0].cpu()
-    limits = [
-        solve(embedding_svm(at.E, row, p, TIE), tol=SHARP) for (_, at), row, p in zip(prepared, rows, flow.p.cpu())
-    ]
+    limits = [solve(embedding_svm(at.E, row, p, TIE), tol=SHARP) for (_, at), row, p in zip(made, rows, flow.p.cpu())]
     p_hat = torch.stack([limit.W[0] for limit in limits])
     reached = flow.path.cpu().norm(dim=2)
     # The direction where the curve first reaches every norm.
     first = (reached[:, :, None] >= torch.from_numpy(NORMS)).int().argmax(0)
     on_path = flow.path.cpu().gather(0, first.T[..., None].expand(-1, -1, flow.path.shape[2]))
-    ratio = [_smallest_ratio(at.E, row) if case in (ONE, ONE_SMALL) else np.nan for (_, at), row in zip(prepared, rows)]
+    ratio = [_smallest_ratio(at.E, row) if case in (ONE, ONE_SMALL) else np.nan for (_, at), row in zip(made, rows)]
     columns: dict[str, Any] = {
-        "assumption_4": np.array([assumption_4(data).holds for data, _ in prepared]),
+        "assumption_4": np.array([assumption_4(data).holds for data, _ in made]),
         "arrived": array(flow.arrived),
         "selects_important": array(selected[:, :, 0].all(1)),
         "selects_only_important": array(selected[:, :, 0].all(1) & (selected.sum(2) == 1).all(1)),

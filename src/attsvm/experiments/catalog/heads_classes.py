@@ -9,15 +9,13 @@ import numpy as np
 import torch
 
 from attsvm.data import attended_classes, sphere, trial_streams
-from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Growing, Rule, Steepest, train
-from attsvm.experiments._arrays import array, median
+from attsvm.experiments._arrays import array, margin_share, median
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import saturated
 from attsvm.geometry import Lp, Spectral
-from attsvm.svm import att_svm, solve
 
 RULES: dict[str, tuple[Rule, str, Any, int]] = {
     "GD": (Steepest(), "ℓ2", Growing(), 2000),
@@ -37,12 +35,10 @@ def run(params: Params, trials: range, device: str) -> Columns:
     plain = sphere(N, T, D, trials=trials, seed=0)
     data = attended_classes(plain, V / np.linalg.norm(V, axis=-1, keepdims=True), labels).to(device)
     result = train(data, rule=rule, lr=lr, steps=steps, record=("norm",), at=[steps], compile=False)
-    solution = solve(att_svm(data, result.tokens), result.geometry)
-    share = margin_ratio(data, result.tokens, result.W, result.geometry, solution)
     return {
         "saturated": array(saturated(data, result.W)),
         "mixing": array((torch.softmax(data.logits(result.W), -1).amax(-1) < 0.999).double().mean((1, 2))),
-        "efficiency": array(share),
+        "efficiency": array(margin_share(data, result.tokens, result.W, result.geometry)),
         "norm": array(result.geometry.norm(result.W)),
     }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import forgetting_time, margin_ratio
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
-from attsvm.experiments._arrays import array, curves, steps_of
+from attsvm.experiments._arrays import array, curves, margin_share, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
@@ -88,9 +88,7 @@ def _preconditioned(data: TokenData, result: Trajectory) -> Tensor:
         root = result.state.blocks["W"]["V"][b].sqrt()
         root = root / root.max()
         geometry = Mahalanobis(root.clamp(min=1e-9))
-        tokens = result.tokens[b : b + 1]
-        solution = solve(att_svm(data[b], tokens), geometry)
-        shares.append(margin_ratio(data[b], tokens, result.W[b : b + 1], geometry, solution))
+        shares.append(margin_share(data[b], result.tokens[b : b + 1], result.W[b : b + 1], geometry))
     return torch.cat(shares)
 
 

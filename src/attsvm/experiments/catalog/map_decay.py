@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attsvm.data import sphere
-from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Decaying, Lion, Muon, Steepest, train
-from attsvm.experiments._arrays import array
+from attsvm.experiments._arrays import array, margin_share
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral, parse_geometry
 from attsvm.objective import scaled_gradient
-from attsvm.svm import att_svm, solve
 
 NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral"}
 
@@ -66,8 +64,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
         # ⟨−∇L, W⟩ = ‖∇L‖_* ‖W‖ says that W minimises the linear part of L on its ball.
         aligned = -(G * W).sum((1, 2)) / (geometry.dual_norm(G) * geometry.norm(W))
         columns[f"residual_{name}"] = array(1 - aligned)
-    solution = solve(att_svm(data, result.tokens), norm)
-    columns["efficiency"] = array(margin_ratio(data, result.tokens, W, solution.geometry, solution))
+    columns["efficiency"] = array(margin_share(data, result.tokens, W, norm))
     return columns
 
 

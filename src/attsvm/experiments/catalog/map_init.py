@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from attsvm.data import sphere
-from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Gaussian, Growing, Rule, Steepest, train
-from attsvm.experiments._arrays import array
+from attsvm.experiments._arrays import array, margin_share
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
-from attsvm.svm import att_svm, solve
 
 RULES: dict[str, tuple[Rule, Any, int]] = {
     "GD": (Steepest(), Growing(), 3000),
@@ -35,9 +33,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
     start = Gaussian(params["scale"]) if params["scale"] else "zero"
     options: dict[str, Any] = {"steps": steps, "record": ("norm",), "at": [steps], "compile": steps >= 10_000}
     result = train(data, rule=rule, lr=lr, init=start, **options)
-    solution = solve(att_svm(data, result.tokens), result.geometry)
     return {
-        "efficiency": array(margin_ratio(data, result.tokens, result.W, result.geometry, solution)),
+        "efficiency": array(margin_share(data, result.tokens, result.W, result.geometry)),
         "optimal": array((result.tokens == data.optimal_tokens()).double().mean((1, 2))),
     }
 

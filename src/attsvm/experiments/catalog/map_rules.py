@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from attsvm.data import sphere
-from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
-from attsvm.experiments._arrays import array
+from attsvm.experiments._arrays import array, margin_share
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, heat_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
-from attsvm.svm import att_svm, solve
 
 NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral", "l1.5": "ℓ1.5", "l1": "ℓ1"}
 """Norms of the margins, and how they are written."""
@@ -49,8 +47,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     result = train(data, norm, **options) if rule is None else train(data, rule=rule, **options)
     columns: dict[str, np.ndarray] = {"tokens": array(result.tokens[:, :, 0])}
     for other in NORMS:
-        solution = solve(att_svm(data, result.tokens), other)
-        columns[f"efficiency_{other}"] = array(margin_ratio(data, result.tokens, result.W, solution.geometry, solution))
+        columns[f"efficiency_{other}"] = array(margin_share(data, result.tokens, result.W, other))
     return columns
 
 

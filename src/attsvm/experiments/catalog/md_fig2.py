@@ -10,7 +10,7 @@ from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.plots import Solution, separation_figure
-from attsvm.svm import MaxMargin, att_svm, solve
+from attsvm.svm import att_svm, solve
 from attsvm.tolerances import SHARP
 
 PRINTED = np.array([[0.03846, 0.0], [-0.00769, 0.0]])
@@ -18,12 +18,8 @@ PRINTED = np.array([[0.03846, 0.0], [-0.00769, 0.0]])
 EXPECTED = {2: PRINTED, 3: np.array([[0.03672, 0.0], [-0.01642, 0.0]])}
 
 
-def _solution(p: float, device: str = "cpu") -> MaxMargin:
-    return solve(att_svm(example1().to(device)), f"l{p}", tol=SHARP)
-
-
 def run(params: Params, trials: range, device: str) -> Columns:
-    solution = _solution(params["p"], device)
+    solution = solve(att_svm(example1().to(device)), f"l{params['p']}", tol=SHARP)
     return {"W": array(solution.W), "norm": array(solution.norm), "gap": array(solution.gap)}
 
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import constants, excess_loss
-from attsvm.dynamics import Gaussian, train
+from attsvm.dynamics import train
 from attsvm.experiments._arrays import array, limit
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments._lemmas import at_unit_size, ratio_checks, ratio_figure
+from attsvm.experiments._lemmas import at_unit_size, draw, inner, ratio_checks, ratio_figure
 from attsvm.geometry import Lp
 from attsvm.objective import gradient
 from attsvm.search import cone_start
@@ -39,14 +39,6 @@ PAPER = {
 }
 
 
-def _draw(seed: int, trials: range, data: TokenData) -> Tensor:
-    return Gaussian(1.0, seed=seed).draw(data.trials, {"W": (D, D)})["W"].to(data.X)
-
-
-def _inner(A: Tensor, B: Tensor) -> Tensor:
-    return (A * B).sum((1, 2))
-
-
 def _growth(theta: Tensor, step: Tensor, q: float) -> Tensor:
     """‖θ + step‖_q − ‖θ‖_q (B,) without cancellation, for steps far below the entries of θ."""
     size = Lp(q).norm(theta)
@@ -66,7 +58,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     p = float(params["p"])
     geometry = Lp(p)
     data = sphere(N, T, D, trials=trials, seed=0, min_score_gap=0.1).to(device)
-    U, V, W = (_draw(seed, trials, data) for seed in (1, 2, 3))
+    U, V, W = (draw(seed, data) for seed in (1, 2, 3))
     found: dict[str, Tensor] = {}
 
     size, ends = geometry.norm(W), (Lp(2).norm(W), D ** (2 / p - 1) * Lp(2).norm(W))
@@ -88,23 +80,23 @@ def run(params: Params, trials: range, device: str) -> Columns:
     G, before = gradient(data, W), excess_loss(data, W)
     after_W = geometry.inverse(geometry.mirror(W) - ETA * G)
     after = excess_loss(data, after_W)
-    rise = -ETA * _inner(G, W)
+    rise = -ETA * inner(G, W)
     found["Lemma 12"] = (size ** (p - 1) + rise / size) / geometry.norm(after_W) ** (p - 1)
     terms = [(p - 1) / p * geometry.norm(after_W) ** p, -(p - 1) / p * size**p, ETA * after, -ETA * before, -rise]
     found["Lemma 13"] = 1 + torch.stack(terms).sum(0) / torch.stack(terms).abs().sum(0)
     # (3): both sides, over the largest of their terms. D_{ψ−ηL} = D_ψ − ηD_L.
-    D_L = after - before - _inner(G, after_W - W)
+    D_L = after - before - inner(G, after_W - W)
     parts = [
         -geometry.bregman(U, W),
         geometry.bregman(U, after_W),
         geometry.bregman(after_W, W) - ETA * D_L,
-        -ETA * _inner(G, U - W),
+        -ETA * inner(G, U - W),
         ETA * (after - before),
     ]
     identity = torch.stack(parts).sum(0).abs() / torch.stack(parts).abs().amax(0)
 
     # Lemma 15, the cosine law, in the same way.
-    turn = -_inner(geometry.mirror(W) - geometry.mirror(V), U - V)
+    turn = -inner(geometry.mirror(W) - geometry.mirror(V), U - V)
     law = [-geometry.bregman(U, W), geometry.bregman(U, V), geometry.bregman(V, W), turn]
     cosine = torch.stack(law).sum(0).abs() / torch.stack(law).abs().amax(0)
 
@@ -115,8 +107,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
     stepped = train(scaled, geometry, steps=1, lr=STRIDE, init={"W": start}, record=(), compile=False)
     down = geometry.mirror(stepped.W) - geometry.mirror(start)  # along −∇L
     pi = constants(data, tokens, solution).mu0 / 3
-    toward = _inner(down, geometry.unit(solution.W))
-    found["Lemma 11"] = _inner(down, geometry.unit(start)) / ((1 + pi) * toward)
+    toward = inner(down, geometry.unit(solution.W))
+    found["Lemma 11"] = inner(down, geometry.unit(start)) / ((1 + pi) * toward)
     # One small step along it. ‖W‖^(p−1) = ‖θ‖_*, and the term with the losses, at most 0, is below 1e-308 here.
     theta, step = geometry.mirror(start), SMALL / STRIDE * down
     found["Lemma 16"] = _growth(theta, step, p / (p - 1)) / ((1 + pi) * SMALL / STRIDE * toward)

@@ -6,20 +6,19 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.diagnostics import misalignment, numerical_rank
-from attsvm.dynamics import Gaussian, train
-from attsvm.experiments._arrays import array
+from attsvm.dynamics import train
+from attsvm.experiments._arrays import array, as_in_paper
 from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
-STEPS, RIDGE, D = 2000, 2.0**-52, 20
+STEPS, D = 2000, 20
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(params["n"], params["T"], D, trials=trials, seed=0).to(device)
-    init = Gaussian(0.1)
-    result = train(data, "l2", "KQ", steps=STEPS, m=params["m"], init=init, ridge=RIDGE, record=())
+    result = train(data, "l2", steps=STEPS, m=params["m"], record=(), **as_in_paper("KQ"))
     solution = solve(att_svm(data, result.tokens), "nuclear")
     return {
         "misalignment": array(misalignment(solution.W, result.W)),

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attsvm.data import sphere
 from attsvm.diagnostics import assumption_b1, is_globally_optimal, is_locally_optimal, misalignment
-from attsvm.dynamics import Gaussian, train
-from attsvm.experiments._arrays import array
+from attsvm.dynamics import train
+from attsvm.experiments._arrays import array, as_in_paper
 from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Axes, Figure, bars, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
-STEPS, RIDGE = 2000, 2.0**-52
+STEPS = 2000
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(5, 5, params["d"], trials=trials, seed=0, min_score_gap=0.1).to(device)
-    options: dict[str, Any] = {}
-    if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE}
-    result = train(data, "l2", steps=STEPS, record=(), **options)
+    result = train(data, "l2", steps=STEPS, record=(), **as_in_paper(params["trained"]))
     chosen, best = (solve(att_svm(data, tokens), result.geometry) for tokens in (result.tokens, data.optimal_tokens()))
     b1 = assumption_b1(data, best, as_in_paper=True)
     return {

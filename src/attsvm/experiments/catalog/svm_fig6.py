@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attsvm.data import sphere
 from attsvm.diagnostics import is_globally_optimal
-from attsvm.dynamics import Gaussian, train
-from attsvm.experiments._arrays import array
+from attsvm.dynamics import train
+from attsvm.experiments._arrays import array, as_in_paper
 from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
-STEPS, RIDGE = 1000, 2.0**-52
+STEPS = 1000
 SIZES = {"(a) T = 5": [(5, 5), (10, 5), (20, 5)], "(b) n = 5": [(5, 5), (5, 10), (5, 20)]}
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(params["n"], params["T"], params["d"], trials=trials, seed=0, min_score_gap=0.1).to(device)
-    options: dict[str, Any] = {}
-    if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE}
-    result = train(data, "l2", steps=STEPS, record=(), **options)
+    result = train(data, "l2", steps=STEPS, record=(), **as_in_paper(params["trained"]))
     return {
         "is_global": array(is_globally_optimal(data, result.tokens)),
         "optimal_share": array((result.tokens == data.optimal_tokens()).double().mean((1, 2))),

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attsvm.data import sphere
 from attsvm.diagnostics import misalignment
-from attsvm.dynamics import Gaussian, Growing, train
-from attsvm.experiments._arrays import array, curves, limit, steps_of
+from attsvm.dynamics import Growing, train
+from attsvm.experiments._arrays import array, as_in_paper, curves, limit, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 2000
-RIDGE = 2.0**-52
-"""The paper's penalty on ‖K‖² + ‖Q‖², "the smallest representable number"."""
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
-    options: dict[str, Any] = {}
-    if params["trained"] == "KQ":
-        options = {"parameterization": "KQ", "init": Gaussian(0.1), "ridge": RIDGE}
-    elif params["trained"] == "W, growing steps":
-        options = {"lr": Growing()}
+    options = {"lr": Growing()} if params["trained"] == "W, growing steps" else as_in_paper(params["trained"])
     result = train(data, "l2", steps=STEPS, record=("W", "top_weight"), **options)
     frobenius, nuclear = (limit(data, result.tokens, norm) for norm in ("l2", "nuclear"))
     W = result.records["W"]

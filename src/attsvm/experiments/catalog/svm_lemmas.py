@@ -13,12 +13,11 @@ from attsvm.diagnostics import (
     lipschitz_constant,
     margins,
 )
-from attsvm.dynamics import Gaussian
 from attsvm.experiments._arrays import array, limit
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments._lemmas import ratio_checks, ratio_figure
+from attsvm.experiments._lemmas import draw, inner, ratio_checks, ratio_figure
 from attsvm.geometry import Frobenius
 from attsvm.objective import gradient, scaled_gradient
 
@@ -33,14 +32,6 @@ PAPER = {
     "Lemma 11": "⟨−∇L, W/‖W‖⟩ ≤ (1 + π)⟨−∇L, W_mm/‖W_mm‖⟩ where all margins are positive and ‖W‖ is large",
     "Lemma 14": "the same near a locally optimal solution",
 }
-
-
-def _draw(seed: int, trials: range, data: TokenData) -> Tensor:
-    return Gaussian(1.0, seed=seed).draw(data.trials, {"W": (D, D)})["W"].to(data.X)
-
-
-def _inner(A: Tensor, B: Tensor) -> Tensor:
-    return (A * B).sum((1, 2))
 
 
 def _lemma_7(data: TokenData, W: Tensor, V: Tensor) -> Tensor:
@@ -72,13 +63,13 @@ def _far(
     lean = (TILT * gap / shift)[:, None, None] * unit
     W = (FAR / torch.as_tensor(gap).expand_as(shift).to(W_mm))[:, None, None] * (W_mm + lean)
     down = -scaled_gradient(data, W)[0]
-    ratio = _inner(down, Frobenius().unit(W)) / ((1 + PI) * _inner(down, Frobenius().unit(W_mm)))
-    return ratio, _inner(down, W_mm - lean)
+    ratio = inner(down, Frobenius().unit(W)) / ((1 + PI) * inner(down, Frobenius().unit(W_mm)))
+    return ratio, inner(down, W_mm - lean)
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(N, T, D, trials=trials, seed=0, min_score_gap=0.1).to(device)
-    U, V, noise = (_draw(seed, trials, data) for seed in (1, 2, 3))
+    U, V, noise = (draw(seed, data) for seed in (1, 2, 3))
     U = params["scale"] * U
     L_W, loss = lipschitz_constant(data), excess_loss(data, U)
     G = gradient(data, U)

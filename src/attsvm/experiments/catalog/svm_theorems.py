@@ -137,12 +137,12 @@ def _counter_example(trials: range) -> TokenData:
     return TokenData.cross(X, torch.ones(len(trials), 2, 1).double(), torch.ones(len(trials), 2).double(), v)
 
 
-def _plain(data: TokenData, steps: int, init: Tensor | None = None, loss: str = "logistic") -> Trajectory:
+def _plain(data: TokenData, steps: int, init: Tensor | None = None) -> Trajectory:
     """Gradient descent with the step 1/L_W of every trial: by step 1 for queries that are √(1/L_W) as long."""
-    scale = lipschitz_constant(data, loss)[:, None, None].rsqrt()
+    scale = lipschitz_constant(data)[:, None, None].rsqrt()
     start: Any = "zero" if init is None else {"W": init / scale}
     scaled = replace(data, Z=data.Z * scale[:, None])
-    result = train(scaled, "l2", steps=steps, lr=1.0, normalize=False, loss=loss, init=start, record=())
+    result = train(scaled, "l2", steps=steps, lr=1.0, normalize=False, init=start, record=())
     return replace(result, data=data, W=result.W * scale)
 
 
