@@ -17,7 +17,9 @@ STEPS = 2000
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
-    options = {"lr": Growing()} if params["trained"] == "W, growing steps" else as_in_paper(params["trained"])
+    options = as_in_paper(params["trained"])
+    if params["trained"] == "W, growing steps":
+        options["lr"] = Growing()
     result = train(data, "l2", steps=STEPS, record=("W", "top_weight"), **options)
     frobenius, nuclear = (limit(data, result.tokens, norm) for norm in ("l2", "nuclear"))
     W = result.records["W"]

@@ -12,9 +12,9 @@ from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments._simplex import best_weights
 
 STEPS, SELECTED, MASKED = 2000, 1e-3, 1e-8
+ROUNDING = 1e-12
 
 
 def trained_columns(drawn: TokenData, lam: np.ndarray, device: str) -> dict[str, np.ndarray]:
@@ -26,7 +26,7 @@ def trained_columns(drawn: TokenData, lam: np.ndarray, device: str) -> dict[str,
     # Both thresholds at 1e-3: every token is selected or masked, and no trial is filtered out.
     predicted = predictions(data, result.W, selected=SELECTED, masked=SELECTED)
     weights = array(data.attention(result.W)[:, 0, 0])
-    best = best_weights(array(torch.einsum("btd,bd->bt", drawn.X[:, 0], v[:, 0])), lam)
+    best = _best_weights(array(torch.einsum("btd,bd->bt", drawn.X[:, 0], v[:, 0])), lam)
     return {
         "selected": array(predicted.sets.selected.sum((1, 2, 3))),
         "best": (best > 0).sum(1),
@@ -35,6 +35,20 @@ def trained_columns(drawn: TokenData, lam: np.ndarray, device: str) -> dict[str,
         "svmeq": array(misalignment(predicted.W_svmeq, result.W)),
         "decided": np.asarray(((weights > SELECTED) | (weights < MASKED)).all(1)),
     }
+
+
+def _best_weights(scores: np.ndarray, lam: np.ndarray) -> np.ndarray:
+    """Lemma 6: argmin over the simplex of λ‖s‖² − γᵀs (orthonormal tokens), for γ (B, T) and λ (B,).
+
+    For λ > 0 it is the Euclidean projection of γ/2λ onto the simplex; for λ = 0 the best token.
+    """
+    top = np.eye(scores.shape[1])[scores.argmax(1)]
+    u = scores / (2 * np.where(lam > 0, lam, 1.0))[:, None]
+    ordered = -np.sort(-u, axis=1)
+    excess = ordered.cumsum(1) - 1
+    size = (ordered - excess / np.arange(1, u.shape[1] + 1) > ROUNDING).sum(1)
+    shift = np.take_along_axis(excess, size[:, None] - 1, 1) / size[:, None]
+    return np.where((lam > 0)[:, None], np.maximum(u - shift, 0.0), top)
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
