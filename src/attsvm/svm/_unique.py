@@ -67,7 +67,7 @@ def certainly_unique(solution: MaxMargin) -> Tensor:
 
 
 def vertices(solution: MaxMargin) -> list[Vertex | None]:
-    """An exact solution of every instance of an ℓ1 or ℓ∞ problem, None where there is none or it is not found.
+    """An exact solution of every instance of an ℓ1 or ℓ∞ problem; None where there is none or none is found.
 
     Where solutions form a face, one of its vertices is taken."""
     largest = _kind(solution)
