@@ -1,4 +1,4 @@
-"""Run batches on a process pool, a Dask cluster or in this process; what is done already is skipped."""
+"""Run batches on a process pool, a Dask cluster or in this process; finished batches are skipped."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def run_experiments(
 ) -> int:
     """Compute every batch that `root` does not have yet; the number of batches computed.
 
-    `sources` are the data sets by name; workers read them at the same path. `report` hears of each batch, those found
-    in the folder included; `progress` shows a bar.
+    `sources` are the data sets by name; workers read them at the same path. `report` is told of each batch, including
+    those found in the folder; `progress` shows a bar.
     """
     sources = sources or {}
     missing = {name for experiment in experiments for name in experiment.needs} - sources.keys()
@@ -274,7 +274,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of an experiment: its rows, and the checks of them."""
+    """The result of an experiment: its rows and their checks."""
 
     experiment: Experiment
     rows: Rows
@@ -283,7 +283,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Did all checks pass, or fail for a reason that is given?"""
+        """Did all checks pass, or fail for a given reason?"""
         return fine(self.checks)
 
     def figure(self) -> Figure:
@@ -304,7 +304,7 @@ def run(
     data: Mapping[str, str | Path] | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """Run an experiment, its own file or the catalog's; rows that `out` has already are not computed again.
+    """Run an experiment, yours or the catalog's; rows that are already in `out` are not computed again.
 
     Args:
         experiment: what to run.
