@@ -32,7 +32,7 @@ def enough_memory(rows: int, numbers: int, device: torch.device) -> Iterator[Non
     """Refuse what does not fit, before and during the work."""
     gigabytes = 8e-9 * numbers
     refusal = (
-        f"an instance of {rows} rows needs about {gigabytes:.2g} GB of memory, which is not there: leave out samples "
+        f"an instance of {rows} rows needs about {gigabytes:.2g} GB of memory, which is not free: leave out samples "
         "or tokens, or use a machine with more."
     )
     free = free_bytes(device)

@@ -155,7 +155,7 @@ class MaxMargin:
         """The support tokens 𝒯 of every query, boolean (B, n, K, T); only for problems over tokens."""
         problem = self.problem.formed()
         if problem.token is None or problem.layout is None:
-            raise AttsvmError("support_tokens needs a problem over tokens; use `support` for own rows.")
+            raise AttsvmError("support_tokens needs a problem over tokens; use `support` for your own rows.")
         n, K, T = problem.layout
         tight = torch.zeros(len(self), n * K, T, dtype=torch.bool, device=self.W.device)
         return tight.scatter_(-1, problem.token, self.support).reshape(-1, n, K, T)

@@ -72,7 +72,7 @@ def vertices(solution: MaxMargin) -> list[Vertex | None]:
     Where solutions form a face, one of its vertices is taken."""
     largest = _kind(solution)
     if largest is None:
-        raise AttsvmError(f"vertices are those of l1 and linf problems, but this one is in {solution.geometry.name}.")
+        raise AttsvmError(f"vertices are known for l1 and linf problems, but this one is in {solution.geometry.name}.")
     found: list[Vertex | None] = [None] * len(solution)
     index = (solution.solved & (solution.norm > 0)).nonzero()[:, 0]
     if len(index) == 0:
