@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 RETRIES = 3
 """New pools in a row that may lose a worker without finishing a batch, before the run is given up."""
-PATIENCE = 20.0
-"""Seconds without a connection to the Dask scheduler after which the run is given up."""
+CONNECT, PATIENCE = 10.0, 20.0
+"""Seconds without a connection to the Dask scheduler after which the run is given up: at first, and later."""
 IN_FLIGHT = 3
 """Batches handed out for every worker: few, so that a broken pool loses little."""
 
@@ -252,7 +252,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
         raise AttsvmError("--scheduler needs Dask: pip install 'attsvm[dask]'.") from error
     gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it, and run the same command again.")
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = Client(address, timeout=CONNECT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise gone from error
     seen = time.monotonic()
