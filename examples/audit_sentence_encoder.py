@@ -4,7 +4,7 @@
     python examples/audit_sentence_encoder.py package/dist texts.txt audit/
 
 The package holds a graph of TensorFlow.js and its weights: a transformer of two layers with four heads each and fused
-queries, keys and values. `load` turns them into a torch module and a tokenizer; nothing else is needed than torch and
+queries, keys and values. `load` turns them into a torch module and a tokenizer, and needs only torch and
 tokenizers. texts.txt has a text per line.
 """
 

@@ -53,7 +53,6 @@ def test_calls_and_kills(command: tuple[str, ...]) -> None:
         [sys.executable, str(TOOLS / command[0]), *command[1:]],
         capture_output=True,
         text=True,
-        timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -3,7 +3,7 @@ Factors K and Q make W of low rank
 ==================================
 
 Gradient descent on W goes to the solution of smallest Frobenius norm. Trained through W = K Qᵀ it goes to the one of
-smallest nuclear norm: fewer singular values stay.
+smallest nuclear norm: fewer singular values remain.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ What the heads of a model select
 ================================
 
 An audit runs a model on texts and looks at every attention head: how sure it is, what it selects, by what margin. Here
-the model is a small GPT with random weights; a folder of Hugging Face works the same way.
+the model is a small GPT with random weights; a Hugging Face folder works the same way.
 """
 
 import matplotlib.pyplot as plt

@@ -1,8 +1,8 @@
 """Training softmax attention is a margin problem.
 
 `TokenData` holds the sequences; `train` returns the `Trajectory` of attention weights trained on them in a `Geometry`;
-`solve` returns the certified `MaxMargin` of a `MarginProblem`, which says which tokens are to be separated; `verdict`
-brings the two together.
+`solve` returns the certified `MaxMargin` of a `MarginProblem`, which says which tokens to separate; `verdict` brings
+the two together.
 """
 
 import importlib

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class AttsvmError(ValueError):
-    """Wrong input: one sentence that names the field, what was expected and what came."""
+    """Wrong input: one sentence that names the field, what was expected and what was given."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

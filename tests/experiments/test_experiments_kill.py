@@ -77,7 +77,7 @@ def test_killed_runner_resumes_to_the_same_rows(tmp_path: Path, undisturbed: dic
         process.communicate()
         wait_for(lambda w=workers: not any(map(alive, w)), 20)  # none is left behind
     process = start(tmp_path)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert bits(tmp_path) == undisturbed
     assert not list(tmp_path.rglob("*.tmp*"))
@@ -95,7 +95,7 @@ def test_ctrl_c_twice_ends_the_run_at_once_and_says_one_line(tmp_path: Path, at:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert said.strip() == "Interrupted; no file was left half written."
     wait_for(lambda: not any(map(alive, workers)), seconds=10)
@@ -112,7 +112,7 @@ def test_killed_workers_are_replaced(tmp_path: Path, undisturbed: dict[str, byte
         workers = [pid for pid in children(process.pid) if b"spawn_main" in _command(pid)]
         if workers:
             os.kill(chance.choice(workers), signal.SIGKILL)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert bits(tmp_path) == undisturbed
 
@@ -155,12 +155,12 @@ def test_dask_gives_the_same_bits_and_survives_kills(tmp_path: Path, undisturbed
         processes[1].kill()  # a worker: Dask gives its batches to the other
         wait_for(lambda: files(rows) >= 5)
         processes[0].kill()  # the scheduler: the run ends with one sentence
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate()
         assert process.returncode == 1
         assert "cannot be reached" in errors.splitlines()[-1]
     assert 5 <= files(rows) < 12
     with cluster(tmp_path / "second") as (address, _):
         process = start(rows, address)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate()
         assert process.returncode == 0, errors
     assert bits(rows) == undisturbed

@@ -13,7 +13,7 @@ from compare import bits
 from toy_experiment import make
 
 from attsvm import AttsvmError
-from attsvm.experiments import Batch, Columns, Params
+from attsvm.experiments import Batch, Columns, Params, _runner
 from attsvm.experiments._runner import Backend, run_batch, run_experiments
 from attsvm.experiments._store import read_stored
 
@@ -60,8 +60,9 @@ def test_an_error_in_a_batch_reaches_the_caller(tmp_path: Path) -> None:
         run_experiments([make(grid={"d": [0]})], tmp_path, quick=True, backend=Backend(workers=1))
 
 
-def test_an_absent_scheduler_is_one_sentence(tmp_path: Path) -> None:
+def test_an_absent_scheduler_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
+    monkeypatch.setattr(_runner, "CONNECT", 0.5)
     with pytest.raises(AttsvmError, match="cannot be reached"):
         run_experiments([make()], tmp_path, quick=True, backend=Backend(scheduler="tcp://127.0.0.1:9"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,17 @@ def _serve() -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "attsvm.cli._app"):
+    for name in (
+        "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_svg",
+        "typer.rich_utils",
+        "attsvm.cli._app",
+    ):
         importlib.import_module(name)  # torch and all commands with them
     from attsvm.cli import main
 
+    gc.collect()
+    gc.freeze()  # what is loaded is never looked at again, so that its memory stays shared
     request = _serve()
     if request is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,4 +105,18 @@ if __name__ == "__main__":
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
         os.chdir(request["cwd"])
         sys.argv = ["attsvm", *request["arguments"]]
-        main()
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        # To take all of torch apart would copy it, and take a second.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

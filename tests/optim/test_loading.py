@@ -160,7 +160,7 @@ def test_states_of_other_optimizers_are_refused(make, takes, name, grouped):
         fit(model, after, range(2, 4))
         assert not {"amsgrad", "dampening", "differentiable"} & after.param_groups[0].keys()
     else:
-        with pytest.raises(AttsvmError, match=f"{make.__name__} takes states of its own and of torch.optim.{takes}"):
+        with pytest.raises(AttsvmError, match=f"{make.__name__} takes its own states and those of torch.optim.{takes}"):
             after.load_state_dict(before.state_dict())
 
 

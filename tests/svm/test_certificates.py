@@ -296,7 +296,7 @@ def test_memory_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("attsvm.svm._solve.solve_lp", never)
     monkeypatch.setattr(_memory, "free_bytes", lambda device: 1e8)
-    with pytest.raises(AttsvmError, match=r"an instance of 1900 rows needs about .* GB of memory, which is not there"):
+    with pytest.raises(AttsvmError, match=r"an instance of 1900 rows needs about .* GB of memory, which is not free"):
         solve(att_svm(sphere(19, 101, 60)), "l2")  # just too few rows for a working set
 
 

@@ -121,7 +121,7 @@ def test_uniqueness_agrees_with_the_extent_of_the_face(norm: str) -> None:
 
 def test_other_norms_have_no_vertices() -> None:
     problem = MarginProblem.from_rows([[1.0, 2.0]])
-    with pytest.raises(AttsvmError, match="vertices are those of l1 and linf problems, but this one is in l2"):
+    with pytest.raises(AttsvmError, match="vertices are known for l1 and linf problems, but this one is in l2"):
         vertices(solve(problem, "l2"))
     assert vertices(solve(MarginProblem.from_rows([[1.0], [-1.0]]), "l1")) == [None]
 

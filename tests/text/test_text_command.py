@@ -124,7 +124,7 @@ def test_a_fit_that_cannot_be_written_leaves_the_model(tmp_path: Path) -> None:
     type_in("fit", small, "--out", tmp_path / "m1", *QUICK)
     before = type_in("words", tmp_path / "m1")
     typed = f"ulimit -f 50; '{sys.executable}' -m attsvm text fit many.parquet --penalty 1 --ngrams 2 --quiet --out m1"
-    result = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 1
     assert "cannot be written: File too large." in result.stderr
     assert type_in("words", tmp_path / "m1") == before

@@ -214,7 +214,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / name).write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(AttsvmError, match="hold arrays alone"):
+    with pytest.raises(AttsvmError, match="hold only arrays"):
         load_data(tmp_path)
 
 

@@ -335,5 +335,5 @@ def test_the_page_of_a_synthetic_run_needs_no_tokenizer(pieces: Path, tmp_path: 
         assert float(title) == pytest.approx(share, abs=6e-4)
         assert float(opacity) == pytest.approx(0.75 * share, abs=6e-3)
     one = pieces / f"{MD[0]}-seed0.json"
-    with pytest.raises(AttsvmError, match="a page of their own"):
+    with pytest.raises(AttsvmError, match="give them a separate page"):
         raise CliRunner().invoke(app, ["attention", str(run), str(one), "--out", str(page)]).exception

@@ -1,4 +1,4 @@
-"""What every head of a model selects, how sure it is, and which max-margin solution it is like."""
+"""What every head of a model selects, how sure it is, and which max-margin solution it resembles."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Audit:
         return frame({name: [row[name] for row in rows] for name in rows[0]})
 
     def facts(self) -> dict[str, Any]:
-        """All of it as plain numbers and words: what audit.json holds."""
+        """Everything as plain numbers and words: what audit.json holds."""
         return {
             "format": "attsvm-audit/1",
             "model": self.model,
@@ -159,7 +159,7 @@ class Audit:
         write_data_page(place / "audit.html", "auditing/audit.html", self.facts())
 
     def summary(self, names: Sequence[str] = SUMMARY) -> list[list[str]]:
-        """Per layer its name, and the mean of each measure over its heads, in words."""
+        """For each layer its name and the mean of each measure over its heads, in words."""
         rows = []
         for layer in self.layers:
             values = [[head.measures.get(name) for head in self.heads if head.layer == layer] for name in names]
@@ -204,25 +204,25 @@ def audit(
 ) -> Audit:
     """Audit every head of a model on texts.
 
-    The forward pass is the model's own; queries and keys are taken as they enter the softmax. Texts are streamed: what
-    is kept are sums, a sample of margins, and the rows of the margin problems.
+    The forward pass is the model's own; queries and keys are read as they enter the softmax. Texts are streamed: only
+    sums, a sample of margins, and the rows of the margin problems are kept.
 
     Args:
-        model: of Hugging Face, torch, timm, attsvm.models, or any other that computes softmax attention.
-        tokenizer: of transformers or of the package tokenizers; not needed for token numbers and tensors.
+        model: from Hugging Face, torch, timm, attsvm.models, or any other that computes softmax attention.
+        tokenizer: from transformers or from the package tokenizers; not needed for token numbers and tensors.
         texts: texts, lists of token numbers, or batches of tensors (a tensor, a tuple or a dict of arguments).
         name: of the model, for the page.
         length: longest text in tokens; the rest is cut off. 512, or what the model takes.
         batch: texts per forward pass.
-        queries: most queries of a head's margin problems. They are the surest of four times as many, which are spread
-            over the texts.
-        competitors: how many tokens, those of the next largest logits, the selected one is compared with.
+        queries: the largest number of queries in a head's margin problems: the surest of four times as many, which are
+            spread over the texts.
+        competitors: number of tokens, those with the next largest logits, that the selected one is compared with.
         norms: of the margin problems.
         spaces: of the margin problems: that of queries and keys ("head"), that of tokens ("tokens"), or both.
         saturated: attention on one token from which a query counts as saturated.
         selects: attention on one token from which a query selects it, and enters the margin problems.
         seed: of the sample of queries.
-        tell: is called with the number of batches done; while the margin problems are solved, also with words.
+        tell: called with the number of batches done; while the margin problems are solved, also with words.
     """
     for norm in norms:
         parse_geometry(norm)
@@ -285,7 +285,7 @@ def make_plan(inputs: Inputs, queries: int, competitors: int, saturated: float, 
 
 @contextmanager
 def evaluated(model: Any) -> Iterator[None]:
-    """Inside the block the model is in evaluation mode, and computes attention where it can be seen."""
+    """Inside the block the model is in evaluation mode and computes attention where the audit sees it."""
     training, kind = model.training, getattr(getattr(model, "config", None), "_attn_implementation", None)
     unseen = isinstance(kind, str) and ("flash" in kind or "flex" in kind)
     try:

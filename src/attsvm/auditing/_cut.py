@@ -1,4 +1,4 @@
-"""What may be cut: which selections a pruning or quantisation provably leaves as they are, and which it flips."""
+"""What may be cut: which selections a pruning or quantisation provably keeps, and which it flips."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HeadCut:
 
 @dataclass(frozen=True)
 class Cut:
-    """The heads under one change. Every layer has the inputs of the model as it was."""
+    """The heads under one change. Every layer has the inputs of the unchanged model."""
 
     heads: list[HeadCut]
 

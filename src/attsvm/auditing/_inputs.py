@@ -1,4 +1,4 @@
-"""Texts as the batches that a model is called with, and the words of their tokens."""
+"""Texts as batches for a model, and the words of their tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Document:
     def words(self) -> list[str]:
         """The tokens as the text has them, with the space before them: the words of a text are the text.
 
-        Where their places in it are not known, a space is before each.
+        Where their places in the text are unknown, a space precedes each.
         """
         names = self.names(self.ids.tolist())
         if self.spans is None:
@@ -72,12 +72,12 @@ class Batch:
             ) from error
 
     def own(self, logits: Tensor, row: int) -> Tensor:
-        """Of the logits (H, K, T) of a sequence those of its own tokens, without padding."""
+        """The logits (H, K, T) of a sequence without padding."""
         K, T = self.sizes(row, *logits.shape[1:])
         return logits[:, :K, :T]
 
     def sizes(self, row: int, K: int, T: int) -> tuple[int, int]:
-        """Of K queries and T keys of a sequence those that are no padding."""
+        """How many of the K queries and T keys of a sequence are not padding."""
         if self.lengths is None:
             return K, T
         padded, length = max(self.lengths), self.lengths[row]
@@ -169,7 +169,7 @@ class Inputs:
 
     @cached_property
     def kinds(self) -> dict[str, np.ndarray]:
-        """Which token numbers are punctuation, and which are rare in these texts; of bare numbers, rare ones alone."""
+        """Which token numbers are punctuation, and which are rare in these texts; for bare numbers, only rare ones."""
         counts: Counter[int] = Counter()
         words: dict[int, str] = {}
         for document in self.documents:

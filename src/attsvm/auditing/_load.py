@@ -19,7 +19,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
 def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, bool]:
-    """The model of a folder with config.json and weights; of a config alone, one with random weights, and True."""
+    """The model of a folder with config.json and weights; for a config alone, one with random weights, and True."""
     path = Path(place)
     folder = path.parent if path.is_file() else path
     if not (folder / CONFIG).is_file():

@@ -41,7 +41,7 @@ class Problem:
 
     @staticmethod
     def of(A: Tensor, Z: Tensor, present: Tensor, sure: Tensor, left: Tensor, right: Tensor, most: int) -> Problem:
-        """Of the queries of every head that have rows the `most` with the largest `sure`, (H, Q)."""
+        """For every head, at most `most` queries that have rows, those with the largest `sure`, (H, Q)."""
         has_rows = present.any(-1)
         order = sure.masked_fill(~has_rows, -1.0).argsort(dim=1, descending=True, stable=True)
         query = order[:, : min(most, int(has_rows.sum(1).max()))]
@@ -127,7 +127,7 @@ def head_problem(site: Site, selects: float, most: int) -> Problem | None:
 
 
 def token_problem(site: Site, weights: Weights | None, selects: float, most: int) -> Problem | None:
-    """Rows (x_o − x_t) ⊗ x for W_QK, over what the linear maps read; None where no one W makes the logits."""
+    """Rows (x_o − x_t) ⊗ x for W_QK, over what the linear maps read; None where no single W makes the logits."""
     if weights is None or not weights.alike or not site.rows:
         return None
     if any(rows.bias is not None and _biased(rows.bias) for rows in site.rows):
@@ -147,7 +147,7 @@ def token_problem(site: Site, weights: Weights | None, selects: float, most: int
 
 
 def solve_all(problem: Problem | None, norms: Sequence[str]) -> dict[str, Solved]:
-    """The problem in every norm, by name; without those that are too large."""
+    """The problem in every norm, by name; norms for which it is too large are left out."""
     if problem is None or not bool(problem.present.any()):
         return {}
     found = {name: problem.solve(name) for name in norms}

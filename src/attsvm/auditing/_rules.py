@@ -1,4 +1,4 @@
-"""A rule that a head might follow: can it be separated, with what margin, and what would W have to be?"""
+"""A rule that a head might follow: is there a W that follows it, and with what margin?"""
 
 from __future__ import annotations
 

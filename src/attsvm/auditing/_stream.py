@@ -1,4 +1,4 @@
-"""Numbers of every head, summed up text by text: nothing is kept but sums and a sample of queries."""
+"""Numbers of every head, summed text by text: only sums and a sample of queries are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ONE_BY_ONE = {"cpu"}
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which queries are kept: as many of every text for quantiles, and of some texts for margin problems."""
+    """Which queries are kept: the same number from every text for quantiles, and from some texts for margin
+    problems."""
 
     per_text: int
     sampled: frozenset[int]
@@ -80,7 +81,7 @@ class Site:
     rows: list[Rows] = field(default_factory=list)
 
     def add(self, names: tuple[str, ...], values: Tensor) -> None:
-        """Sums stay on their device: to ask a GPU for them would make it wait."""
+        """Sums stay on their device: reading them back would make a GPU wait."""
         self.sums[names] = self.sums[names] + values.double() if names in self.sums else values.double()
 
     def means(self) -> dict[str, Tensor]:
@@ -99,8 +100,8 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Queries of b texts that are taken at once, and all that is known of them before they are. The tensors are on
-    the device, since to send them there for every layer would make it wait."""
+    """Queries of b texts that are processed together, with what is known before. The tensors stay on the device,
+    because sending them for every layer would make it wait."""
 
     rows: slice
     places: slice
@@ -124,7 +125,7 @@ class _Part:
 
 
 class Stream:
-    """Takes every attention of a batch, and adds it to its site."""
+    """Takes every attention of a batch and adds it to its site."""
 
     def __init__(self, inputs: Inputs, plan: Plan) -> None:
         self.inputs, self.plan = inputs, plan

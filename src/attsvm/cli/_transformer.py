@@ -273,7 +273,7 @@ def attention_command(
     if not found:
         raise AttsvmError(f"{runs[0]} must be a result with the attention on the reviews, but it has none.")
     if synthetic not in (0, len(found)):
-        raise AttsvmError("runs on synthetic reviews have words of their own: give them a page of their own.")
+        raise AttsvmError("runs on synthetic reviews use other words: give them a separate page.")
     write_attention_page(out, found, reviews)
     console().print(f"wrote {out}: {len(found)} model{'s' * (len(found) > 1)}")
     if without:

@@ -86,7 +86,7 @@ def orthonormal(
 ) -> TokenData:
     """Random orthonormal tokens in every sample (T ≤ d), queries and v uniform on unit spheres.
 
-    Labels are +1, as in Lemma 6 of "Transformers as SVMs", where −h is to be convex.
+    Labels are +1, as in Lemma 6 of "Transformers as SVMs", where −h must be convex.
     """
     n, T, d, K = as_count("n", n), as_count("T", T), as_count("d", d), as_count("queries", queries)
     e = d if e is None else as_count("e", e)

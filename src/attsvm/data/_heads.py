@@ -273,7 +273,7 @@ class QuadraticHead(Head):
 class FunctionHead(Head):
     """h(x) = function(x), a differentiable function of the last axis, the same for all queries of B trials in R^d.
 
-    It has no parameters of its own, and files hold its name only.
+    It has no parameters, and files hold only its name.
     """
 
     function: Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ from attsvm.errors import AttsvmError
 
 
 def several_heads(data: TokenData, v: Any) -> TokenData:
-    """The data of H heads with weights W_1 … W_H of their own, whose outputs v_hᵀ Xᵀ softmax(X W_h z) are added.
+    """The data of H heads with separate weights W_1 … W_H, whose outputs v_hᵀ Xᵀ softmax(X W_h z) are added.
 
     `v` (H, d) or (B, H, d); equal rows are one v for all heads. A head is a query e_h ⊗ z, and W is (W_1 … W_H) side by
     side. So all else stays as it is: the attention SVM of W asks for margin 1 in every head, and in ℓ2 it is the SVM

@@ -1,4 +1,4 @@
-"""What came of a training run: measures, token selection, cones, assumptions, constants, rates, and the verdict."""
+"""What a training run reached: measures, token selection, cones, assumptions, constants, rates, and the verdict."""
 
 from attsvm.diagnostics._assumptions import (
     Condition,

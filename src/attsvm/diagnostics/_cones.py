@@ -19,7 +19,7 @@ def in_S(W: Tensor, center: Tensor, mu: float | Tensor, geometry: Geometry) -> T
 def in_C(W: Tensor, center: Tensor, mu: float | Tensor, R: float | Tensor, geometry: Geometry) -> Tensor:
     """W ∈ C_{p,μ,R}(center): in S_{p,μ} and ‖W‖ ≥ R.
 
-    (5b) prints the norm of the center; Theorem 2 needs that of W, which is to grow.
+    (5b) prints the norm of the center; Theorem 2 needs the norm of W, which grows.
     """
     return in_S(W, center, mu, geometry) & (geometry.norm(W) >= R)
 

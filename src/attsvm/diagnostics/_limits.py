@@ -1,4 +1,4 @@
-"""What theory says about the limit of a run: which margin, how well that is known, and what is in the way."""
+"""What theory says about the limit of a run: which margin, how well that is known, and what may prevent it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Limit:
 
 
 def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
-    """What theory says of a run; `norm_mm` (B,) are the norms of the SVM solutions in the run's geometry."""
+    """What theory says about a run; `norm_mm` (B,) are the norms of the SVM solutions in the run's geometry."""
     geometry, settings, rule = run.geometry, run.settings, run.rule
     decay = getattr(rule, "decay", 0.0)
     if decay > 0:

@@ -37,7 +37,7 @@ def has_divergence(geometry: Geometry) -> bool:
 
 
 def by_margin(geometry: Geometry) -> bool:
-    """Is a run measured by its margin? So it is where max-margin solutions may form a face: there is no direction."""
+    """Is a run measured by its margin? Yes, where max-margin solutions may form a face and define no direction."""
     return not geometry.has("mirror") and not isinstance(geometry, Nuclear)
 
 

@@ -23,7 +23,7 @@ class Predictions:
     W_1token    solution of (Att-SVM) for the heaviest token of each query
     gamma (B,)  the γ ≥ 0 of W_svmeq; +∞ where W_mm alone is best, as it is where all sets are single tokens
 
-    NaN where the problem behind it is infeasible; there W_svmeq does with W_fin alone.
+    NaN where the problem behind it is infeasible; W_svmeq is then W_fin alone.
     """
 
     sets: SelectedSets

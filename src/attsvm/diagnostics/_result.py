@@ -33,10 +33,10 @@ class HeadVerdict:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What came of B trials; tensors (B,) unless said otherwise, NaN where a number is not known.
+    """The verdict on B trials; tensors (B,) unless said otherwise, NaN where a number is not known.
 
-    prediction           what theory says of the rule's limit: `Limit`
-    efficiency           by norm, that of the limit first: margin of W over the largest possible, at equal norm
+    prediction           what theory says about the rule's limit: `Limit`
+    efficiency           by norm, the limit's first: margin of W over the largest possible, at equal norm
     geometry             norm of the predicted limit
     steps, tol           last step of the run; direction error up to which the limit counts as reached
     tokens (B, n, K)     selected at the end, and the ones of the prediction
@@ -203,7 +203,7 @@ class Verdict:
         ]
 
     def table(self) -> list[tuple[str, str]]:
-        """The verdict in words: what is predicted, what came, under which theorem, and what to do."""
+        """The verdict in words: what is predicted, what was reached, under which theorem, and what to do."""
         summary, trials = self.summary(), len(self)
         rows = [
             ("predicted limit", summary["limit"]),

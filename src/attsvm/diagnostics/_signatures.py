@@ -1,4 +1,4 @@
-"""What went wrong, read off a run, and what to do about it."""
+"""What went wrong in a run, and what to do about it."""
 
 import math
 from enum import IntEnum

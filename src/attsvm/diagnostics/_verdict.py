@@ -1,4 +1,4 @@
-"""The meeting of a trajectory and the SVM it should converge to."""
+"""A trajectory against the SVM that it should converge to."""
 
 from collections.abc import Sequence
 
@@ -56,14 +56,14 @@ def verdict(
     within `tol` of the ℓp-SVM of these tokens. Where several tokens are composed, W keeps a finite part. There the
     error is 1 − correlation with W_fin + γ W_mm, and the sets must be decided.
 
-    Records make the verdict sharper. "norm" and "loss" reveal a norm that stands still and steps that are too large.
+    Records make the verdict sharper. "norm" and "loss" reveal a norm that stops growing and steps that are too large.
     "W" gives rates, oscillations, and whether the cones of the theorems were entered. `samples` > 0 also checks
     Assumption D and Assumption B of the joint theorem on that many random cases per trial (`assumption_d`,
     `assumption_b_joint`).
 
-    `limit` says what theory knows of the rule's limit, and `efficiency` the margin as a share of the largest possible:
-    in the predicted norm, and in the norms given here (for rules beside mirror descent ℓ2, ℓ∞ and spectral, if none
-    are).
+    `limit` says what theory knows about the rule's limit. `efficiency` gives the margin as a share of the largest
+    possible, in the predicted norm and in the norms given here (by default ℓ2, ℓ∞ and spectral for rules other than
+    mirror descent).
     """
     tol, samples = as_real("tol", tol, least=0), as_count("samples", samples, least=0)
     run, finite = judged(run)

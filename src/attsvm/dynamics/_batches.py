@@ -1,7 +1,7 @@
 """Mini-batches: which samples of each trial a step sees.
 
-The draws are a hash of (seed, trial, step or epoch, sample). So a trial meets the same batches alone and in any
-company, and a resumed run the same batches as one that was never interrupted, on every machine.
+The draws are a hash of (seed, trial, step or epoch, sample). So a trial sees the same batches alone and beside any
+others, and a resumed run sees the same batches as an uninterrupted one, on every machine.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def start(init: Init, data: TokenData, geometry: Geometry, shapes: Shapes) -> di
 
 
 def described(init: Init) -> dict[str, Any]:
-    """The start as plain data: its kind and numbers, and a digest of the tensors that it was given."""
+    """The start as plain data: its kind and numbers, and a digest of the given tensors."""
     if isinstance(init, str):
         return {"kind": init}
     if isinstance(init, Gaussian):

@@ -1,4 +1,4 @@
-"""Rules beside mirror descent: steepest descent in any norm, momentum, Adam and its kin, Lion, Muon.
+"""Rules other than mirror descent: steepest descent in any norm, momentum, Adam and its kin, Lion, Muon.
 
 Moments are kept in the gradient's own logarithmic scale. A gradient e^s G joins a moment e^m M at the scale
 m′ = max(s, m + log β): both factors are then at most 1, so nothing overflows, and nothing that matters underflows,
@@ -47,7 +47,8 @@ class Steepest(_OnWeights):
     """W ← W − η D, D of norm 1 with ⟨G, D⟩ = ‖G‖_*: gradient descent in ℓ2, sign descent in ℓ∞, spectral descent.
 
     Without `normalize` D is as long as the gradient, ‖∇L‖_*. With momentum β > 0 the gradient is M ← β M + ∇L, with
-    `nesterov` β M + ∇L of the new M. A norm without a unique D (ℓ1, nuclear) takes one: a coordinate, a rank one.
+    `nesterov` β M + ∇L of the new M. A norm without a unique D takes one of them: a coordinate in ℓ1, a matrix of rank
+    one in nuclear.
     """
 
     geometry: Geometry = Frobenius()  # noqa: RUF009, a frozen object

@@ -1,4 +1,4 @@
-"""Polar factors inside a compiled step: a kernel, several times as fast as a decomposition of each matrix."""
+"""Polar factors inside a compiled step: a kernel that is several times as fast as decomposing each matrix."""
 
 import ctypes
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class Run:
         report: Callable[[float], None],
         pause: Callable[[], None],
     ) -> None:
-        """Advance to each planned step and record there, up to the last one or until no direction moves any more.
+        """Advance to each planned step and record there, up to the last one or until no direction moves.
 
         `pause` is called every few seconds, when all trials are at the same step.
         """

@@ -10,7 +10,7 @@ from attsvm.errors import AttsvmError
 
 
 class Schedule(ABC):
-    """A step size η_k = max(floor_k, ratio_k · size), where `size` is what the rule says of a block, usually ‖θ‖_*."""
+    """A step size η_k = max(floor_k, ratio_k · size), where the rule gives the `size` of a block, usually ‖θ‖_*."""
 
     name: ClassVar[str]
     grows: ClassVar[bool] = True
@@ -71,8 +71,8 @@ class Growing(Schedule):
     """η_k = max(base, factor·‖θ‖_*/k), in proportion to the norm of each trial.
 
     The direction moves by at most factor/k per step, so its error settles like 1/k². With constant steps the error
-    falls no faster (p ≤ 2) or more slowly (p > 2), and starts far higher. It is a different trajectory: a larger step
-    may select other tokens.
+    falls no faster (p ≤ 2) or more slowly (p > 2), and starts far higher. The trajectory is a different one: a larger
+    step may select other tokens.
     """
 
     base: float = 0.1

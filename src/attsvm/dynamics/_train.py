@@ -69,11 +69,11 @@ def train(
                 or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is then the norm of the limit, by default what
                 theory predicts for the rule
     loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
-    batch       samples per step, a number or `Batches(size, replace, seed)`; None takes all of them. What is recorded
-                is that of all samples
+    batch       samples per step, a number or `Batches(size, replace, seed)`; None takes all of them. Records are always
+                over all samples
     init        "zero", Gaussian(scale), Near(W), or tensors by name; if None "zero", for (K, Q) Gaussian(0.1)
-    heads       with "KQ" and data of `several_heads`: every head has factors of its own, of width m. K is (K_1 … K_H),
-                and Q has Q_1 … Q_H in its diagonal blocks
+    heads       with "KQ" and data of `several_heads`: every head has its own factors of width m. K is (K_1 … K_H), and
+                Q has Q_1 … Q_H in its diagonal blocks
     ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: coupled weight decay of 2r, whereas
                 a rule's `decay` is decoupled. It holds (K, Q) at a norm of
                 about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution. Without it the margin
@@ -84,13 +84,13 @@ def train(
     resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored
     checkpoint  a .safetensors or .npz file in which the run is kept while it trains. If it holds a run of the same data
                 and options, that run is resumed; any other run is refused
-    compile     compile the step, about 3 times as fast; by default from 25,000 steps on, where a compiler is there;
-                in large batches it pays earlier
+    compile     compile the step, about 3 times as fast; by default from 25,000 steps on, if there is a compiler; in
+                large batches it pays earlier
 
     A trial's result does not depend on the others, except through `stop`. On the CPU of one machine it has the same
-    bits alone and in a batch of any size, with two exceptions in the last bit. If a trial has more than 32,768 products
-    n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps in the nuclear geometry decompose
-    matrices.
+    bits alone and in a batch of any size, with two exceptions in the last bits. If a trial has more than 32,768
+    products n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps in the nuclear geometry
+    decompose matrices.
 
     For p near 1 a step of 0.1 is long: W = θ^(1/(p−1)) changes by a factor, the iteration is chaotic, and a last bit
     grows 10⁸-fold in 200 steps. At p = 1.1, lr = 0.003 avoids that. A trial whose numbers leave the range of the dtype

@@ -64,7 +64,7 @@ SCHEMA = Schema(
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """All that a run needs to resume bit for bit: steps done, and what the rule keeps of every block.
+    """All that a run needs to resume bit for bit: the steps done, and what the rule keeps for every block.
 
     `blocks` are by name of the block and of the quantity, (B, …) each. `compiled` says which of the two arithmetics the
     run uses, eager or compiled.
@@ -120,9 +120,9 @@ class Trajectory:
         loss: Any = "logistic",
         lr: float | None = None,
     ) -> Trajectory:
-        """A run that something else trained, to be judged: W (B, d, e) at its end, or (R, B, d, e) at `steps` (R,).
+        """A run that another program trained, for `verdict`: W (B, d, e) at its end, or (R, B, d, e) at `steps` (R,).
 
-        `geometry` is the norm of the limit that it should reach. `records` may add what is known along the run (see
+        `geometry` is the norm of the limit that it should reach. `records` may add quantities along the run (see
         QUANTITIES). `lr` is its step size, if that was one number. `v` (B, d) is the head of a joint run.
         """
         if parameterization not in BLOCKS:
@@ -162,7 +162,7 @@ class Trajectory:
 
     @property
     def normalized(self) -> bool:
-        """Does every step have its size whatever the gradient's?"""
+        """Is the size of a step independent of the gradient's?"""
         return bool(getattr(self.rule, "normalize", True))
 
     @property
@@ -195,7 +195,7 @@ class Trajectory:
         return self.geometry.norm(self.records["W"]) if "W" in self.records else None
 
     def identity(self) -> dict[str, Any]:
-        """What the run depends on, as plain data: two runs of one identity differ in length alone."""
+        """What the run depends on, as plain data: two runs of one identity differ only in length."""
         return identity(self.data, self.geometry, self.parameterization, self.rule, self.loss, self.settings)
 
     def save(self, path: PathLike) -> None:
@@ -297,7 +297,7 @@ class Trajectory:
     def plot(self, quantity: str | None = None, ax: Any = None) -> Any:
         """Draw a recorded quantity over the steps, median and band over trials; returns matplotlib axes.
 
-        By default that is the first recorded one of top_weight, loss and norm. Of a quantity with one number per query,
+        The default is the first recorded one of top_weight, loss and norm. For a quantity with one number per query,
         mean and minimum are drawn; log_rest, the logarithm of 1 − top_weight, is drawn in powers of ten.
         """
         from attsvm.plots import draw_curves

@@ -84,9 +84,9 @@ def single_important(
 ) -> Sequences:
     """Data of Assumption 4: n sequences of T tokens, the first of each completely positive or negative.
 
-    Tokens 0 … important − 1 are the completely positive, then the completely negative, `important` of each kind;
-    the others are irrelevant. The irrelevant tokens of the negative sequences are those of the positive ones, dealt
-    anew, so that every α_s = 0. With `even` the important tokens occur equally often (n/2 must be a multiple of their
+    Tokens 0 … important − 1 are the completely positive, then the completely negative, `important` of each kind; the
+    others are irrelevant. The irrelevant tokens of the negative sequences are those of the positive ones, reshuffled,
+    so that every α_s = 0. With `even` the important tokens occur equally often (n/2 must be a multiple of their
     number), otherwise at random, each at least once.
     """
     n, T = as_count("n", n, 2), as_count("T", T, 2)

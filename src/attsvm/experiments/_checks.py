@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """`name` says what must hold, `paper` what the paper or the claim says of it, `ours` what came out.
+    """`name` says what must hold, `paper` what the paper or the claim says about it, `ours` what was found.
 
-    `why` explains a failure for which the paper is to blame; other checks hold the evidence. An `extra` check is one of
-    those, or another that the paper does not state: extra checks are counted apart.
+    `why` explains a failure that is the paper's; other checks hold the evidence. An `extra` check is one of those, or
+    states something that the paper does not. Extra checks are counted separately.
     """
 
     name: str
@@ -66,12 +66,12 @@ def number(value: float) -> str:
 
 
 def fine(checks: list[Check]) -> bool:
-    """Has every check passed, or failed for a reason that is given?"""
+    """Has every check passed, or failed for a given reason?"""
     return all(check.passed or check.why for check in checks)
 
 
 def verdict_line(checks: list[Check]) -> str:
-    """One line for a table of contents; checks of the claim and extra ones are counted apart."""
+    """One line for a table of contents; checks of the claim and extra ones are counted separately."""
     stated, extra = ([check for check in checks if check.extra == kind] for kind in (False, True))
     failed = [check for check in checks if not check.passed and not check.why]
     explained = [check for check in checks if not check.passed and check.why]

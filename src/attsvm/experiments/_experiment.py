@@ -58,17 +58,17 @@ class Experiment:
     """A claim, such as a figure or theorem of a paper, and how to see whether it holds.
 
     id, title      "svm-fig7", and a short name
-    statement      the claim: what should come out
+    statement      the claim: what should hold
     paper          where it is: "TF-as-SVM, Figure 7"; empty if the claim is your own
     grid           parameters by name; every combination is a cell, unless `only` refuses it
     run            (params, trials, device) → columns of these trials; a trial's numbers may depend on its own number
                    only, never on the other trials. Where the experiment needs data, a fourth argument holds the path
                    of every data set by name. Functions of a file are found again by worker processes; those of a
                    notebook run in its own process.
-    figure         rows → matplotlib figure; that of a paper in its layout
+    figure         rows → matplotlib figure; for a paper in its layout
     checks         rows → the statements that must hold
     trials, quick  trials per cell, in full and with --quick
-    times          how many times as many trials a cell has, where one needs more
+    times          how many times as many trials a cell has, where some need more
     batch          trials per batch. The cuts are the same whatever runs them, and so is rounding.
     quick_grid     grid entries that --quick replaces
     cost           rough seconds per trial: for the time left, and to start long batches first
@@ -116,7 +116,7 @@ class Experiment:
         return [cell for cell in cells if self.only is None or self.only(cell)]
 
     def data(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The given data sets that this experiment uses, by name: those it needs, and those it accepts and are
+        """The given data sets that this experiment uses, by name: those it needs, and those it accepts if they are
         there."""
         wanted = {name: given.get(name, "") for name in self.needs}
         return wanted | {name: given[name] for name in self.accepts if name in given}

@@ -1,4 +1,4 @@
-"""Experiments of your own, in files of their own: named on the command line, found again by worker processes."""
+"""Your own experiments, in your own files: named on the command line, found again by worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attsvm.files import atomic_path, is_file, is_there
 def load_experiments(path: str | Path) -> list[Experiment]:
     """The experiments that a Python file defines. It is run, as `python FILE` would.
 
-    If the file defines EXPERIMENT, or a list EXPERIMENTS, these are meant; otherwise all that it has by a name.
+    If the file defines EXPERIMENT, or a list EXPERIMENTS, these are taken; otherwise all experiments with a name.
     """
     if not is_file(path):
         raise AttsvmError(f"{path} must be a file that defines an experiment, but it is not a file.")
@@ -32,7 +32,7 @@ def load_experiments(path: str | Path) -> list[Experiment]:
 
 
 def write_template(name: str, path: Path | None = None) -> Path:
-    """Write a file with an experiment that runs as it is, to be changed into your own."""
+    """Write a file with an experiment that runs as it is, for you to change."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,60}", name):
         raise AttsvmError(f"the name must consist of lower-case letters, digits and hyphens, but got {name!r}.")
     path = Path(f"{name.replace('-', '_')}.py") if path is None else path

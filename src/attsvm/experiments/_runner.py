@@ -1,4 +1,4 @@
-"""Run batches on a process pool, a Dask cluster or in this process; what is done already is skipped."""
+"""Run batches on a process pool, a Dask cluster or in this process; finished batches are skipped."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 RETRIES = 3
 """New pools in a row that may lose a worker without finishing a batch, before the run is given up."""
-PATIENCE = 20.0
-"""Seconds without a connection to the Dask scheduler after which the run is given up."""
+CONNECT, PATIENCE = 10.0, 20.0
+"""Seconds without a connection to the Dask scheduler after which the run is given up: at first, and later."""
 IN_FLIGHT = 3
 """Batches handed out for every worker: few, so that a broken pool loses little."""
 
@@ -69,8 +69,8 @@ def run_experiments(
 ) -> int:
     """Compute every batch that `root` does not have yet; the number of batches computed.
 
-    `sources` are the data sets by name; workers read them at the same path. `report` hears of each batch, those found
-    in the folder included; `progress` shows a bar.
+    `sources` are the data sets by name; workers read them at the same path. `report` is told of each batch, including
+    those found in the folder; `progress` shows a bar.
     """
     sources = sources or {}
     missing = {name for experiment in experiments for name in experiment.needs} - sources.keys()
@@ -252,7 +252,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
         raise AttsvmError("--scheduler needs Dask: pip install 'attsvm[dask]'.") from error
     gone = AttsvmError(f"the Dask scheduler {address} cannot be reached: start it, and run the same command again.")
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = Client(address, timeout=CONNECT, set_as_default=False)
     except (OSError, ValueError) as error:
         raise gone from error
     seen = time.monotonic()
@@ -274,7 +274,7 @@ def _dask(address: str) -> Iterator[tuple[Executor, int, Callable[[], None]]]:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of an experiment: its rows, and the checks of them."""
+    """The result of an experiment: its rows and their checks."""
 
     experiment: Experiment
     rows: Rows
@@ -283,7 +283,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Did all checks pass, or fail for a reason that is given?"""
+        """Did all checks pass, or fail for a given reason?"""
         return fine(self.checks)
 
     def figure(self) -> Figure:
@@ -304,7 +304,7 @@ def run(
     data: Mapping[str, str | Path] | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """Run an experiment, its own file or the catalog's; rows that `out` has already are not computed again.
+    """Run an experiment, yours or the catalog's; rows that are already in `out` are not computed again.
 
     Args:
         experiment: what to run.

@@ -1,7 +1,7 @@
-"""The runs of real transformers behind the papers' tables and figures, one piece each, in the order of their worth.
+"""The runs of real transformers behind the papers' tables and figures, one piece each, most valuable first.
 
-A piece is a training run and what is measured of its last weights: a cell of an experiment. Results of earlier sittings
-are kept as small JSON files.
+A piece is a training run and what is measured of its last weights: a cell of an experiment. Earlier results are kept as
+small JSON files.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run_piece(
 ) -> dict[str, Any]:
     """Train and measure the last weights: their sizes, pruning, and for texts the attention of [CLS] on the probes.
 
-    Of a run that diverged there is nothing to measure. A run that was killed resumes from its checkpoint in `work`.
+    A run that diverged leaves nothing to measure. A run that was killed resumes from its checkpoint in `work`.
     """
     settings = piece.settings
     fitted = fit(data, settings, device=device, out=work)

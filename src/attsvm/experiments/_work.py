@@ -58,7 +58,7 @@ def run_batch(
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """Where numbers are made, as far as their last bits may depend on it."""
+    """The hardware, as far as the last bits may depend on it."""
     processor = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu()
     return {
         "processor": processor,

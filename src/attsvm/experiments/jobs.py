@@ -46,7 +46,7 @@ _RESULT = Schema(
 
 
 def write_job(folder: Path, batch: Batch, device: str, quick: bool) -> None:
-    """Say in a file what is to be computed."""
+    """Write a file that says what to compute."""
     job = {
         "format": "attsvm-job/1",
         "experiment": batch.experiment.id,

@@ -40,8 +40,8 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
         rows = parquet.read_table(path).to_pylist()
         return tuple({**row, "options": json.loads(row["options"])} for row in rows)
     except (OSError, ArrowException, KeyError, ValueError) as error:
-        raise AttsvmError(f"--data {SOURCE} must be a folder with the rows.parquet of benchmarks/sparse: {path} is "
-                          "not such a file.") from error  # fmt: skip
+        raise AttsvmError(f"--data {SOURCE} must be a folder with the rows.parquet of benchmarks/sparse, but {path} "
+                          "is not one.") from error  # fmt: skip
 
 
 def method_of(row: Row) -> str:

@@ -18,12 +18,12 @@ from attsvm.geometry._phi import phi2_minus, phi2_plus
 class Nuclear(Geometry):
     """‖W‖ = Σσ_i, dual norm σ₁, and ψ_β(W) = Σ σ_i asinh(σ_i/β) − √(σ_i² + β²) + β.
 
-    The nuclear norm has no potential of its own: it is neither strictly convex nor smooth, and the mirror
-    map of its square is set-valued and cannot be inverted. The spectral hyperbolic entropy ψ_β is smooth and
-    strictly convex, ∇ψ = U asinh(σ/β) Vᵀ inverts to U β sinh(σ) Vᵀ, and ψ_β / log(2/β) → ‖W‖ as β → 0. It
-    is also the potential behind gradient flow on factors, W = K Qᵀ: the flow conserves KᵀK − QᵀQ, and where
-    that is 2βI and the singular vectors stay put, W follows the mirror flow of ψ_β, at twice the speed. So β
-    has the size of the squared initialisation, and small nearly balanced factors mean small β.
+    The nuclear norm itself gives no potential: it is neither strictly convex nor smooth, and the mirror map of its
+    square is set-valued and cannot be inverted. The spectral hyperbolic entropy ψ_β is smooth and strictly convex, ∇ψ =
+    U asinh(σ/β) Vᵀ inverts to U β sinh(σ) Vᵀ, and ψ_β / log(2/β) → ‖W‖ as β → 0. It is also the potential behind
+    gradient flow on factors, W = K Qᵀ: the flow conserves KᵀK − QᵀQ, and where that is 2βI and the singular vectors
+    stay put, W follows the mirror flow of ψ_β, at twice the speed. So β has the size of the squared initialisation, and
+    small nearly balanced factors mean small β.
 
     `beta` is small against the singular values of interest and large against rounding. Directions have
     Σσ_i = 1, so singular values that matter are ≥ 1/rank, some 1e-2 to 1e-3; those of a rank-deficient

@@ -1,4 +1,4 @@
-"""Mirror descent for any PyTorch model, in the place of torch.optim.SGD and torch.optim.AdamW; sparse training."""
+"""Mirror descent for any PyTorch model, in place of torch.optim.SGD and torch.optim.AdamW; sparse training."""
 
 from attsvm.optim._advice import starting_lr
 from attsvm.optim._after_training import SparsityReport, SparsityRow, export, load_export, prune, sparsity_report

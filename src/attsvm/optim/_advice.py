@@ -33,9 +33,9 @@ def starting_lr(
     steps is the same where step and weight are independent: :math:`s^{2-p} = \sqrt{\operatorname{mean} |w|^{2(2-p)}}`.
     For p > 2 the few weights near 0 move much further than the formula says, and s is the median of \|w\|.
 
-    Of sharded weights (FSDP2) all ranks must ask together, since it takes the whole weights, one after another.
+    With sharded weights (FSDP2) all ranks must call it together, because it gathers the weights one after another.
 
-    It is a start, not an optimum. Weight decay, which multiplies by 1 − lr·weight_decay, changes with lr.
+    The result is a start, not an optimum. Weight decay, which multiplies by 1 − lr·weight_decay, changes with lr.
 
     Args:
         lr: what works for SGD or AdamW.

@@ -1,4 +1,4 @@
-"""Zeros after the training: a report, one-shot pruning, and files."""
+"""Zeros after training: a report, one-shot pruning, and files."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def prune(
         sparsity: the share of zeros, 0 ≤ sparsity < 1.
         scope: one threshold for all matrices ("global") or the same share of each ("layer").
         inputs: batches for the model. With them an entry of a linear layer counts as \\|w_ij\\|·‖x_j‖, x_j being its
-            input over all tokens of the batches, and every row loses the same share (Wanda). Matrices that are not a
-            linear layer's lose their smallest entries.
-        keep_masks: leave the masks to torch.nn.utils.prune (``weight_orig``, ``weight_mask``), so that zeros stay in a
-            further training by any optimizer; ``torch.nn.utils.prune.remove`` makes them permanent.
+            input over all tokens of the batches, and every row loses the same share (Wanda). Matrices that belong to no
+            linear layer lose their smallest entries.
+        keep_masks: leave the masks to torch.nn.utils.prune (``weight_orig``, ``weight_mask``), so that zeros stay when
+            any optimizer trains on; ``torch.nn.utils.prune.remove`` makes them permanent.
     """
     if not 0 <= sparsity < 1:
         raise AttsvmError(f"sparsity must be a share, at least 0 and below 1, but got {sparsity!r}.")
@@ -174,11 +174,11 @@ def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
 
 
 def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> int:
-    """Write a model's weights as plain .safetensors, as ``load_state_dict`` takes them; the size in bytes.
+    """Write a model's weights as plain .safetensors, as ``load_state_dict`` takes them; returns the size in bytes.
 
-    Weights that torch.nn.utils.prune masks are written as they are used. With `compressed` a matrix that is smaller so
-    is stored as a bitmap and its non-zero entries: at 95% zeros a float32 matrix takes 8% of its size. Such a file is
-    read by :func:`load_export`.
+    Weights that torch.nn.utils.prune masks are written as they are used. With `compressed` a matrix is stored as a
+    bitmap and its non-zero entries if that is smaller: at 95% zeros a float32 matrix takes 8% of its size.
+    :func:`load_export` reads these files.
     """
     from safetensors.torch import save_file
 

@@ -28,7 +28,7 @@ LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w|
 
 
 def zero_pruned(masks: Masks, *columns: Tensors) -> None:
-    """Exact zeros where a mask has them: also nan and inf go."""
+    """Exact zeros where a mask has them, also in place of nan and inf."""
     for mask, *row in zip(masks, *columns):
         if mask is not None:
             pruned = ~mask
@@ -212,9 +212,9 @@ class MirrorOptimizer(Optimizer, ABC):
     @torch.no_grad()
     def set_mask(self, param: Tensor, mask: Tensor | None) -> None:
         """Prune a parameter: where `mask` is False the weight, its mirror variable and its moments are 0, now and after
-        every step, until another mask is set. None takes the mask away.
+        every step, until another mask is set. None removes the mask.
 
-        The mask is a part of the saved state.
+        The mask is part of the saved state.
         """
         if all(param is not own for group in self.param_groups for own in group["params"]):
             raise AttsvmError("set_mask was given a tensor that is no parameter of this optimizer: pass the parameter.")
@@ -232,10 +232,10 @@ class MirrorOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def resync(self) -> None:
-        """Make the mirror variables anew from the weights.
+        """Recompute the mirror variables from the weights.
 
-        Changes of the weights between two steps, also through ``.data``, and a new ``p`` of a group are noticed by the
-        step itself; only before a captured CUDA graph is it to be called after them.
+        The step itself notices changes of the weights between two steps, also through ``.data``, and a new ``p`` of a
+        group. Call this only after changes before a captured CUDA graph.
         """
         for group in self.param_groups:
             for param in group["params"]:
@@ -254,10 +254,10 @@ class MirrorOptimizer(Optimizer, ABC):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load the state as torch does, but leave that of bf16 and fp16 parameters in float32.
 
-        A state of torch's optimizers is taken too: AdamW's moments go on in MirrorAdam, SGD's momentum in
-        MirrorDescent. Options that the saved groups have, such as lr, are theirs; those that they lack, such as p, stay
-        as they are here; and the mirror variable is made from the weights. :func:`~attsvm.optim.from_torch` does this
-        for other groups, and translates lr. States of other optimizers, and of parameters of other shapes, are refused.
+        States of torch's optimizers work, too: MirrorAdam continues AdamW's moments, MirrorDescent SGD's momentum.
+        Options in the saved groups, such as lr, are restored; options that they lack, such as p, stay as they are here.
+        The mirror variable is computed from the weights. :func:`~attsvm.optim.from_torch` does this for other groups,
+        and translates lr. States of other optimizers, and of parameters of other shapes, are refused.
         """
         loaded: StateDict = {}
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
@@ -298,7 +298,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], compared: bool) -> Tensor:
         """The local θ of a parameter whose local part is `weight`; made from the weights on the first step. Steps that
-        compare every weight with it make it anew by themselves."""
+        compare every weight with it recompute it by themselves."""
         state = self.state[param]
         if MIRROR not in state:
             state[MIRROR] = zeros_like(param)

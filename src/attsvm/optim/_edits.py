@@ -1,4 +1,4 @@
-"""Whether somebody else changed a weight between two steps: also through `.data`, which no version counter sees."""
+"""Whether a weight was changed between two steps, also through `.data`, which no version counter sees."""
 
 from collections.abc import Sequence
 

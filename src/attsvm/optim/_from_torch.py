@@ -23,17 +23,17 @@ def from_torch(
 
     AdamW becomes :class:`~attsvm.optim.MirrorAdam`, SGD :class:`~attsvm.optim.MirrorDescent`, over the groups of
     :func:`~attsvm.optim.param_groups`, which are split where the groups of `optimizer` were. Moments, momentum and step
-    counts are copied parameter by parameter. Options are those of `optimizer`, weight decay of vectors included, and lr
-    is translated by :func:`~attsvm.optim.starting_lr`, so that groups with p = 2 go on as before. What a scheduler
-    noted in the groups is left behind: a new one starts from the lr of now. Parameters that `optimizer` does not step
-    are left out.
+    counts are copied parameter by parameter. Options come from `optimizer`, including the weight decay of vectors, and
+    :func:`~attsvm.optim.starting_lr` translates lr, so that groups with p = 2 continue as before. What a scheduler
+    noted in the groups is dropped: a new one starts from the present lr. Parameters that `optimizer` does not step are
+    left out.
 
     Args:
         optimizer: a ``torch.optim.AdamW``, an ``Adam`` without weight decay, or a ``torch.optim.SGD``.
         model: the module that it trains.
         p: the exponent of attention and other matrices.
-        options: as in :func:`~attsvm.optim.param_groups`; they come before those of `optimizer`. An lr given here is
-            not translated; ``normalize`` needs one.
+        options: as in :func:`~attsvm.optim.param_groups`; they override those of `optimizer`. An lr given here is not
+            translated; ``normalize`` needs one.
 
     Example:
         >>> model = torch.nn.Linear(16, 16)

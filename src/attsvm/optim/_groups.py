@@ -74,9 +74,9 @@ def param_groups(
     The mirror-descent paper steps in the ℓ1.1 geometry with all weights and reports W_K, W_Q and W_V. Vectors are the
     exception because what starts at 0 hardly moves for p near 1. In :class:`~attsvm.optim.MirrorAdam` a group with
     p = 2 follows AdamW exactly, in :class:`~attsvm.optim.MirrorDescent` SGD. One optimizer object holds all groups, so
-    schedulers and trainers need to know nothing. Other torch optimizers ignore ``p``.
+    schedulers and trainers need no change. Other torch optimizers ignore ``p``.
 
-    Parameters are told apart by their module's type, their shape and the last part of their name (``q_proj``,
+    Parameters are classified by their module's type, their shape and the last part of their name (``q_proj``,
     ``c_attn``, ``Wqkv``, ``to_kv``, ``in_proj_weight``, …), never by their values, so a checkpoint finds the same
     groups. A single query, key or value needs others beside it, or something called attention around it. LoRA's B,
     which starts at 0, is a vector. Tied weights appear once; one tied to an embedding is an embedding. Frozen
@@ -85,14 +85,14 @@ def param_groups(
     Args:
         model: any module.
         p: the exponent of attention and other matrices.
-        attention, matrices, embeddings, vectors: options of that group alone, as ``matrices={"p": 2}`` (mirror steps on
-            attention alone) or ``vectors={"lr": 1e-2}``.
-        kinds: exceptions, from a regular expression searched in the parameter's full name to one of the four names,
-            as ``{"lora_": "vectors"}``; the first that matches decides. One that matches no name is refused.
-        options: options of all groups, as ``lr`` and ``weight_decay``; those of a group come first. What no optimizer
-            here or in torch.optim (AdamW, SGD) knows is refused.
+        attention, matrices, embeddings, vectors: options of one group, as in ``matrices={"p": 2}`` (mirror steps on
+            attention only) or ``vectors={"lr": 1e-2}``.
+        kinds: exceptions, from a regular expression searched in the parameter's full name to one of the four names, as
+            in ``{"lora_": "vectors"}``; the first that matches decides. A pattern that matches no name is refused.
+        options: options of all groups, such as ``lr`` and ``weight_decay``; those of a group override them. Options
+            that no optimizer here or in torch.optim (AdamW, SGD) knows are refused.
 
-    A weight that torch.nn.utils normalises or prunes is told apart as the weight itself is.
+    A weight that torch.nn.utils normalises or prunes is classified like the weight itself.
 
     Example:
         >>> import attsvm

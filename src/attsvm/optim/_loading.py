@@ -79,6 +79,6 @@ def _shape(t: Tensor) -> str:
 
 def _others(source: Source, ours: str) -> AttsvmError:
     return AttsvmError(
-        f"{ours} takes states of its own and of torch.optim.{source.name}, but this is another optimizer's: "
+        f"{ours} takes its own states and those of torch.optim.{source.name}, but this is another optimizer's: "
         "begin without it."
     )

@@ -59,23 +59,23 @@ class MirrorAdam(MirrorOptimizer):
             &\rule{110mm}{0.4pt}
        \end{aligned}
 
-    **Why it works.** Adam makes the step free of the gradient's scale: every :math:`\theta` moves by about
-    :math:`\gamma`. The mirror map makes it free of the weight's scale too:
+    **Why it works.** Adam makes the step independent of the gradient's scale: every :math:`\theta` moves by about
+    :math:`\gamma`. The mirror map makes it independent of the weight's scale, too:
 
     .. math:: d\log|W| = \frac{d\theta}{(p-1)\,\theta}, \qquad
               |\theta| = |W|^{p-1} \to 1 \text{ as } p \to 1 .
 
-    So for p near 1 every weight is multiplied by about the same factor :math:`e^{\pm\gamma/(p-1)}` a step, large or
-    small: exponentiated gradient with Adam's signs and confidences. At p = 1.1, lr = 1e-3 and a weight of
-    0.02 (:math:`\theta = 0.68`) that is 1.5% a step. Three things follow. The step adapts to layers of different scale
-    by itself, so a wide range of lr works. Small weights stay small in absolute terms while useful ones grow in
-    proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must
-    pass :math:`\theta` from about 1 to −1, which takes of order :math:`1/\gamma` steps of one mind.
-    The last is also where it fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly
-    moves. Give such parameters p = 2, which is AdamW, in a group of their own.
+    So for p near 1 every weight, large or small, is multiplied by about the same factor :math:`e^{\pm\gamma/(p-1)}` per
+    step: exponentiated gradient with Adam's signs and confidences. At p = 1.1, lr = 1e-3 and a weight of
+    0.02 (:math:`\theta = 0.68`) that is 1.5% per step. Three things follow. The step adapts to layers of different
+    scale by itself, so one lr serves all of them. Small weights stay small in absolute terms while useful ones grow in
+    proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must move
+    :math:`\theta` from about 1 to −1, which takes about :math:`1/\gamma` steps of one sign. This is also where it
+    fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly moves. Give these parameters
+    p = 2, which is AdamW, in a separate group.
 
-    The mirror variable is the state, in float32 even for bf16 and fp16 parameters, and so are the moments. Weight
-    decay, weights changed by hand and nan or inf in gradients are treated as in :class:`MirrorDescent`.
+    The state is the mirror variable and the moments, in float32 even for bf16 and fp16 parameters. Weight decay,
+    weights changed by hand and nan or inf in gradients are treated as in :class:`MirrorDescent`.
 
     Args:
         params: parameters or named parameters, or dicts of parameter groups; every option below but ``foreach``,
@@ -89,11 +89,11 @@ class MirrorAdam(MirrorOptimizer):
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
-        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
-            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
-            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
+        keep_mirror: False computes θ from the weight in every step and keeps neither θ nor its roundings. The state is
+            then as small as AdamW's, and the step is slower. It needs float32 or float64 weights; a weight whose next θ
+            is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
-        foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
+        foreach: the multi-tensor form, the default where the fused one is not. False takes one tensor after the other.
         fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
             first step compiles, in about a second, where there is a C++ compiler. False switches it off.
         capturable: allow the step inside a CUDA graph capture; the step counter is then on the device.
@@ -105,8 +105,8 @@ class MirrorAdam(MirrorOptimizer):
         >>> optimizer.step()
         >>> optimizer.zero_grad()
 
-    Reference: the mirror map is that of ℓp-AttGD, "Optimizing Attention with Mirror Descent: Generalized Max-Margin
-    Token Selection"; Adam's moments in it are this library's.
+    Reference: the mirror map comes from ℓp-AttGD, "Optimizing Attention with Mirror Descent: Generalized Max-Margin
+    Token Selection"; combining it with Adam's moments is this library's.
     """
 
     _state_columns = 3

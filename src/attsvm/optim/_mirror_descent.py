@@ -56,18 +56,18 @@ class MirrorDescent(MirrorOptimizer):
             &\rule{110mm}{0.4pt}
        \end{aligned}
 
-    Gradients live in the dual space, where :math:`\theta` lives; so do the momentum buffer and the step. Heavy ball and
-    Nesterov are those of :class:`torch.optim.SGD` with :math:`\theta` in the place of the weights.
+    Gradients, the momentum buffer and the step live in the dual space, like :math:`\theta`. Heavy ball and Nesterov
+    work as in :class:`torch.optim.SGD`, with :math:`\theta` in place of the weights.
 
-    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by
-    :math:`dW = \frac{1}{p-1} |W|^{2-p} d\theta`: near p = 1 in proportion to its size. On separable data the direction
-    of W goes to the ℓp max-margin solution. Weights that start at 0 hardly move for p near 1 (they need
-    :math:`|\theta|` of order 1): give biases and norm parameters p = 2 in a group of their own. The same lr means very
-    different steps for different p.
+    **Small p makes weights of very different size**, not exact zeros. A step changes a weight by :math:`dW =
+    \frac{1}{p-1} |W|^{2-p} d\theta`: near p = 1 in proportion to its size. On separable data the direction of W goes to
+    the ℓp max-margin solution. Weights that start at 0 hardly move for p near 1 (they need :math:`|\theta|` of order
+    1): give biases and norm parameters p = 2 in a separate group. The same lr means very different steps for different
+    p.
 
-    **The mirror variable is the state** (``state["mirror"]``), in float32 even for bf16 and fp16 parameters, whose
-    master weights it is. A weight at 0 is no trap, since :math:`\theta` moves while :math:`|\theta|^{1/(p-1)}` still
-    underflows. For p = 2 in float32 and float64 there is no extra state: the weight is its own mirror variable.
+    **The mirror variable is the state** (``state["mirror"]``), in float32 even for bf16 and fp16 parameters, for which
+    it serves as master weights. A weight can leave 0, because :math:`\theta` moves while :math:`|\theta|^{1/(p-1)}`
+    still underflows. For p = 2 in float32 and float64 there is no extra state: the weight is its own mirror variable.
 
     **Weight decay** is decoupled and multiplies W by :math:`1 - \gamma\lambda` in every step, as AdamW's does, whatever
     p is (for p ≠ 2 by 0 where :math:`\gamma\lambda > 1`). In the mirror variable this is a gradient step of the penalty
@@ -75,8 +75,8 @@ class MirrorDescent(MirrorOptimizer):
     f plus this ℓp penalty. SGD's weight decay goes into the momentum; without momentum both are the same at p = 2.
 
     **Weights changed by hand** between two steps (``weight.mul_(…)``, ``weight.data.mul_(mask)``, ``load_state_dict``
-    of the model) are noticed, and :math:`\theta` is made anew where it no longer means the weight. A group's p may be
-    changed too. ``set_mask`` sets entries to 0 for good; :class:`GradualPruning` does so while training.
+    of the model) are noticed, and :math:`\theta` is recomputed where it no longer matches the weight. You may also
+    change a group's p. ``set_mask`` sets entries to 0 for good; :class:`GradualPruning` does so while training.
 
     **In float32** the weights are within 1e-6 of float64 after 100 steps of size 1e-3 for p from 1.08 to 5, and within
     1e-5 for p from 1.01 to 10. A rounding of :math:`\theta` is 1/(p − 1) times as large in the weight. So for p ≤ 4/3
@@ -95,16 +95,16 @@ class MirrorDescent(MirrorOptimizer):
         nesterov: Nesterov momentum.
         weight_decay: factor :math:`\lambda`.
         normalize: divide gradients by their dual norm :math:`\lVert g \rVert_q`: each by its own (``"tensor"``) or all
-            by that of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2, DTensor)
-            is the norm of the whole parameter. A gradient of 0 makes no step.
+            by the norm of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2,
+            DTensor) is the norm of the whole parameter. A gradient of 0 makes no step.
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
         l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
             (``"weight"``). For p = 2 they are the same, the proximal step.
-        keep_mirror: False reads θ off the weight in every step and keeps neither it nor its roundings: the state is
-            that of torch's optimizer, and the step is longer. Needs float32 or float64 weights; one whose next θ is so
-            small that the weight underflows stays 0; on CUDA ``fused`` is not used.
+        keep_mirror: False computes θ from the weight in every step and keeps neither θ nor its roundings. The state is
+            then as small as SGD's, and the step is slower. It needs float32 or float64 weights; a weight whose next θ
+            is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
-        foreach: the multi-tensor form; the default where the fused one is not. False is one tensor after the other.
+        foreach: the multi-tensor form, the default where the fused one is not. False takes one tensor after the other.
         fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
             first step compiles, in about a second, where there is a C++ compiler. False switches it off.
         capturable: allow the step inside a CUDA graph capture.

@@ -119,7 +119,7 @@ def means(theta: Tensor, weight: Tensor, p: float) -> Tensor:
 
 
 def follow(weights: list[Tensor], mirrors: list[Tensor], rests: list[Tensor], p: float) -> None:
-    """θ of the weights that others changed, in a step that is compiled: there every entry is compared."""
+    """θ of edited weights, in a compiled step: there every entry is compared."""
     for weight, theta, rest in zip(weights, mirrors, rests):
         if theta is not weight:
             same = means(theta, weight, p)
@@ -147,7 +147,7 @@ def decay_pull(lr: float | Tensor, weight_decay: float, p: float) -> float | Ten
 
 
 def leaves_weights(lr: float | Tensor) -> bool:
-    """With lr = 0 the weights keep every bit: torch's checkpointing makes the state by such a step."""
+    """With lr = 0 the weights keep every bit: torch's checkpointing takes a step like that to create the state."""
     return not isinstance(lr, Tensor) and lr == 0
 
 

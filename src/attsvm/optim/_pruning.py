@@ -39,31 +39,31 @@ class GradualPruning:
 
     .. math:: s(k) = s + (s_0 - s)(1 - \tau)^3, \qquad \tau = \frac{k - k_\text{start}}{k_\text{end} - k_\text{start}},
 
-    s being `sparsity` and :math:`s_0` `initial`; the rest of the training recovers. A pruned entry is exactly 0 in the
-    weight, and in everything that the optimizer keeps of its shape (mirror variable, moments), after every step.
+    where s is `sparsity` and :math:`s_0` is `initial`; the rest of the training recovers. A pruned entry is exactly 0
+    in the weight, and in everything that the optimizer keeps of its shape (mirror variable, moments), after every step.
 
     It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam` and
-    :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the step;
-    for others they are applied by a hook after every step, and are a part of this object's state.
+    :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the step.
+    For other optimizers a hook applies them after every step, and this object's state holds them.
 
     Args:
         optimizer: the optimizer, before or in training.
         sparsity: the share of zeros at the end, 0 ≤ sparsity < 1.
         total_steps: number of steps of the whole training.
-        start, end: between these shares of the training the zeros are made.
+        start, end: the shares of the training between which zeros are made.
         every: steps between two changes of the masks.
         initial: the share of zeros at the start.
         scope: one threshold for all parameters ("global"), one for all in units of each parameter's root mean square
             ("relative"), or the same share of each ("layer"). Near p = 1 parameters keep the ratios of their initial
             sizes: where these differ, as in GPT-2's start, "global" cuts the small ones first.
-        structure: what is pruned as one. None: entries. "2:4": entries such that of four neighbours in a row two are 0
-            at the end (sparsity = 0.5). "row": rows of matrices (outputs). "head": attention heads, that is their rows
+        structure: what is pruned as one. None: entries. "2:4": entries, so that in the end two of four neighbours in a
+            row are 0 (sparsity = 0.5). "row": rows of matrices (outputs). "head": attention heads, that is their rows
             of the query, key and value matrices.
-        regrow: at every change of the masks so many of the weights that stay, as a share, are exchanged for the pruned
-            ones with the largest gradient; the share falls to 0 along a cosine until `end`. With
+        regrow: at every change of the masks this share of the kept weights is exchanged for the pruned ones with the
+            largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
-            must still be there when :meth:`step` is called. They start at 0 again; for p < 2, where 0 is sticky, as
-            large as the smallest weight that was kept.
+            must still be there when :meth:`step` is called. Regrown weights start at 0 or, for p < 2, where 0 is
+            sticky, at the size of the smallest weight that was kept.
         params: what to prune. By default the matrices in the groups "attention" and "matrices" of
             :func:`~attsvm.optim.param_groups`.
         heads: number of heads, for ``structure="head"``.
@@ -124,7 +124,7 @@ class GradualPruning:
         return self.sparsity + (self.initial - self.sparsity) * (1 - done) ** 3
 
     def step(self) -> None:
-        """To be called after every step of the optimizer."""
+        """Call it after every step of the optimizer."""
         self.count += 1
         due = (self.count - self.first) % self.every == 0 or self.count == self.last
         if due and self.first <= self.count <= self.last:
@@ -141,7 +141,7 @@ class GradualPruning:
         return {param: self.optimizer.state[param][MASK] for param in self.params if self._mask(param) is not None}
 
     def achieved(self) -> float:
-        """The share of zeros now, of the weights that may be pruned; of sharded ones, of this rank's."""
+        """The present share of zeros among the weights that may be pruned; of sharded ones, on this rank."""
         zeros, all_ = (sum(int(f(local(p))) for p in self.params) for f in (lambda w: (w == 0).sum(), Tensor.numel))
         return zeros / max(all_, 1)
 
@@ -151,7 +151,7 @@ class GradualPruning:
         return {"count": self.count, "masks": masks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; the optimizer's own state is to be loaded beside it."""
+        """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         self.count = state_dict["count"]

@@ -21,7 +21,7 @@ def is_sharded(t: Tensor) -> bool:
 
 
 def whole(t: Tensor) -> Tensor:
-    """The tensor of which every rank has a shard; all ranks must ask for it."""
+    """The tensor of which every rank has a shard; all ranks must call this."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # pyright: ignore[reportAttributeAccessIssue]
 
 

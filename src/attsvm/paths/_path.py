@@ -107,7 +107,7 @@ def regularization_path(
     Given `tokens` α, the path is the local one, down from R·W_mm(α)/‖W_mm(α)‖ at the largest radius. After a radius at
     which it was outside cone_ε(α), it starts there again: no minimiser inside the cone was found.
 
-    A ReLU head has kinks, where a minimiser need not be stationary. Such a trial does not converge.
+    A ReLU head has kinks, where a minimiser need not be stationary. A trial that ends at one does not converge.
 
     cone_epsilon      ε of cone_ε(α), (86) of TF-as-SVM; half of what W_mm(α) attains if not given
     m                 width of K and Q, min(d, e) if not given

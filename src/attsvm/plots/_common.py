@@ -51,9 +51,12 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 
 def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
     """Write the figure to every path, in the format of its ending, whole or not at all."""
+    layout = figure.get_layout_engine()
     for path in paths:
         with import_matplotlib().rc_context(STYLE), atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=150)
+        figure.set_layout_engine("none")  # laid out once, for all formats
+    figure.set_layout_engine(layout)
 
 
 def import_matplotlib() -> Any:

@@ -29,7 +29,7 @@ PATIENCE = 10
 
 @dataclass(frozen=True, eq=False)
 class Basins:
-    """The C token choices of B problems, and where S·`starts` runs a problem ended.
+    """The C token choices of B problems, and where the S·`starts` runs of each problem ended.
 
     choices (C, n, K)    tokens, the same list for all problems
     feasible, locally_optimal, globally_optimal (B, C)   what the choice is
@@ -49,7 +49,7 @@ class Basins:
 
     @property
     def elsewhere(self) -> Tensor:
-        """Share of the runs that end at tokens that are not locally optimal, (S, B): those are not final."""
+        """Share of the runs that end at tokens that are not locally optimal, (S, B); these tokens are not final."""
         return (self.share * ~self.locally_optimal).sum(-1)
 
     def plot(self, trials: int = 4) -> Any:
@@ -59,7 +59,7 @@ class Basins:
         return basins_figure(self, trials)
 
     def table(self, trial: int = 0) -> list[dict[str, Any]]:
-        """The locally optimal choices of a problem, the one that is reached most often first."""
+        """The locally optimal choices of a problem, most frequently reached first."""
         rows = [
             {
                 "tokens": self.choices[c].tolist(),
@@ -95,12 +95,11 @@ def basins(
 ) -> Basins:
     """The atlas of small problems: every locally optimal token choice, and how likely training ends there.
 
-    For each scale `starts` Gaussian starts per problem are trained by normalised steps of 0.05, or 2% of the start's
-    size where that is more: short enough to follow the gradient, long enough to leave the start behind. A run whose
-    tokens are not locally optimal after `steps` is not at its end, and continues for ten times as many. The choices
-    are all T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every
-    selected token has a higher score than its support tokens. The starts of a problem are those of its number in
-    `data.trials`.
+    For each scale, `starts` Gaussian starts per problem are trained by normalised steps of 0.05, or 2% of the start's
+    size if that is more: short enough to follow the gradient, long enough to leave the start behind. If its tokens are
+    not locally optimal after `steps`, a run has not ended, and continues for ten times as many. The choices are all
+    T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every selected
+    token has a higher score than its support tokens. A problem's number in `data.trials` determines its starts.
     """
     geometry = parse_geometry(geometry)
     starts, steps = as_count("starts", starts), as_count("steps", steps)

@@ -16,10 +16,10 @@ DEEPEST = 50.0
 def optimal_tokens_lead(run: Trajectory) -> Tensor:
     """Does the run go to the optimal tokens? (B,) A run that does not counts only once its tokens are final.
 
-    Where wrong tokens lead that are locally optimal, and so attract: the smallest lead of an optimal token in logits,
-    which is negative. Elsewhere e^r, where r ≤ 1 is the lowest ratio of such a lead to its own highest value so far,
-    over the recorded W. A lead that only grows has r = 1, and one that falls back a smaller r: that brings a search
-    closer to a run that turns round for good, while the lead itself does not, since a small one may just be slow.
+    Where wrong tokens lead that are locally optimal, and so attract, this is the smallest lead of an optimal token in
+    logits, which is negative. Elsewhere it is e^r, where r ≤ 1 is the lowest ratio of a lead to its highest value so
+    far, over the recorded W. A lead that only grows has r = 1; one that falls back has a smaller r. So r guides a
+    search to runs that turn round for good. The lead itself would not: a small one may just be slow.
     """
     data, opt = run.data, run.data.optimal_tokens()[..., None]
 

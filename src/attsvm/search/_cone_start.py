@@ -32,10 +32,10 @@ def cone_start(
 ) -> dict[str, Tensor]:
     """W(0) in the cone C_{p,μ₀/3,R} of locally optimal tokens, for `train(…, init=cone_start(…))`.
 
-    From there Theorems 2 to 4 of mirror-descent apply, and Theorem 7 of TF-as-SVM with p = 2. W(0) has norm R of
-    `radius`, and leans so far that its directional Bregman divergence to the solution is `lean` (0 to 1) times μ₀/3, to
-    a random side, one stream per trial as in `Gaussian`. `tokens` are the optimal ones if not given. R is large, 10⁵
-    times ‖W_mm‖ and more: steps that are not normalised do not move W in float64 any more.
+    From there Theorems 2 to 4 of mirror-descent apply, and Theorem 7 of TF-as-SVM with p = 2. W(0) has the norm R of
+    `radius`. It leans to a random side, with one stream per trial as in `Gaussian`, until its directional Bregman
+    divergence to the solution is `lean` (0 to 1) times μ₀/3. `tokens` are the optimal ones by default. R is at least
+    10⁵ times ‖W_mm‖, so steps that are not normalised no longer move W in float64.
     """
     geometry = parse_geometry(geometry)
     if not isinstance(geometry, Lp):

@@ -1,4 +1,4 @@
-"""The kind of run that a conjecture speaks of: for a batch in float64, for one trial in many digits."""
+"""The run that a conjecture is about: a batch in float64, or one trial in many digits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FOLLOWED, STRIDE = 1000, 0.01
 class Descent:
     """ℓp mirror descent on W from 0: `lr` is one step size for all, or a function of the data that gives one per trial.
 
-    A step size of its own for every trial is had by scaling the trial's queries: with queries c times as long,
-    c = η^(1/p), or η^(1/(p−1)) where steps are normalised, the logits move under step 1 as they did under step η.
+    Scaling a trial's queries gives it its own step size: with queries c times as long, c = η^(1/p), or η^(1/(p−1))
+    where steps are normalised, the logits move under step 1 as they did under step η.
     """
 
     steps: int
@@ -63,10 +63,10 @@ class Descent:
         )
 
     def follow(self, run: Trajectory) -> Trajectory:
-        """Where the curve of a run goes, far later: normalised steps of 1% of θ, which is as long as it then is.
+        """Where the curve of a run goes far later: normalised steps of 1% of the current length of θ.
 
-        Small steps follow the curve of the gradient flow, however they are measured along it: in these the logits
-        grow tenfold, for which a descent whose gradient vanishes would need exponentially many.
+        Small steps follow the curve of the gradient flow, whatever their lengths. These steps make the logits ten times
+        as large, for which a descent with a vanishing gradient would need exponentially many.
         """
         geometry = self.norm
         size = geometry.dual_norm(geometry.mirror(run.W))
@@ -76,8 +76,8 @@ class Descent:
         return train(data, geometry, steps=FOLLOWED, lr=STRIDE, loss=self.loss, init={"W": W}, record=(), compile=False)
 
     def replay(self, data: TokenData, digits: int) -> Iterator[tuple[Trajectory, bool]]:
-        """One trial with so many digits: where it is after the steps, and after following its curve as `follow` does,
-        rounded to float64; and whether one token of every query surely leads."""
+        """One trial with this many digits: W after the steps, and after following its curve as `follow` does, rounded
+        to float64; and whether one token of every query surely leads."""
         from mpmath import MPContext
 
         ctx = MPContext()

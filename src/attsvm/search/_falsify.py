@@ -22,8 +22,9 @@ from attsvm.search._shrink import Instance, shrink
 class Counterexample:
     """One trial on which the hypotheses hold and the conclusion fails.
 
-    `slack` is the conclusion's value in float64, `confirmed` those with `digits` digits after the same steps and far
-    later on the curve of the run. `looked_at` instances were trained up to the hit of slack `found`, which was shrunk.
+    `slack` is the conclusion's value in float64; `confirmed` holds its values with `digits` digits, after the same
+    steps and far later on the curve of the run. The search trained `looked_at` instances until it hit one of slack
+    `found`, which was shrunk.
     """
 
     data: TokenData
@@ -60,14 +61,14 @@ def falsify(
     seed: int = 0,
     seconds: float | None = None,
 ) -> Counterexample | None:
-    """Search for data on which `given` holds and, after the descent, `conclusion` does not; None if none is found.
+    """Search for data on which `given` holds and, after the descent, `conclusion` fails; None if nothing is found.
 
     `conclusion(run)` and `given(data)` return (B,) booleans, or numbers that are positive where the statement holds.
-    Numbers guide the search: every round trains `batch` instances that obey `given`, half of them fresh, half
-    changes of those with the least slack so far. A violation is shrunk: sequences, tokens and coordinates are
-    dropped, entries set to 0 or made smaller, as long as it stays a violation. What is left is confirmed with
-    `digits` digits: the conclusion fails after the same steps and, no less, far later on the curve of the run, where
-    logits are ten times as large (`Descent.follow`). That is evidence about the limit, not a proof.
+    Numbers guide the search: every round trains `batch` instances that obey `given`, half of them fresh, half changes
+    of those with the least slack so far. A violation is shrunk: sequences, tokens and coordinates are dropped, entries
+    set to 0 or made smaller, as long as it stays a violation. The result is confirmed with `digits` digits: the
+    conclusion fails after the same steps and, by as much, far later on the curve of the run, where logits are ten times
+    as large (`Descent.follow`). That is evidence about the limit, not a proof.
 
     n, T, d, e   sizes to search in: sequences, tokens, width of tokens and of queries
     entries      fresh numbers are integers up to this in absolute value; with 0 Gaussian, and rounded in the end
@@ -85,8 +86,8 @@ def falsify(
     best, best_slack = None, torch.empty(0, dtype=torch.float64)
 
     def slack_of(instances: Instance) -> Tensor:
-        """The conclusion's slack; +∞ where `given` fails or a run diverged; where it is negative that of far later, so
-        that a violation that passes is none."""
+        """The conclusion's slack; +∞ where `given` fails or a run diverged. Where it is negative, the slack far later
+        counts, so that a temporary violation is none."""
         data = instances.data()
         found = torch.full((len(instances),), torch.inf, dtype=torch.float64)
         holds = _number(given(data)) > 0

@@ -14,11 +14,11 @@ from attsvm.errors import AttsvmError
 
 
 class PreciseDescent:
-    """ℓp mirror descent (p = 2: gradient descent) on one trial with a linear head, from W = 0 unless told otherwise.
+    """ℓp mirror descent (p = 2: gradient descent) on one trial with a linear head, from W = 0 by default.
 
-    All numbers come from the context `ctx`: an `mpmath.MPContext` for many digits, an `MPIntervalContext` for
-    intervals that are sure to hold the true ones (p = 2, steps that are not normalised). The data are taken as the
-    floats that they are; give the step size as a string or a Fraction to have it exactly.
+    All numbers come from the context `ctx`: an `mpmath.MPContext` for many digits, an `MPIntervalContext` for intervals
+    that are sure to hold the true ones (p = 2, steps that are not normalised). The data are exact as floats; give the
+    step size as a string or a Fraction to have it exactly.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class PreciseDescent:
             yield k
 
     def tokens(self) -> list[int | None]:
-        """The token of surely largest logit of each query, counted among those that it sees; None where it is open."""
+        """The token whose logit is surely the largest of each query, counted among those that it sees; None where this
+        is open."""
         found = []
         for logits in self.logits():
             sure = [t for t, a in enumerate(logits) if all(a > b for r, b in enumerate(logits) if r != t)]

@@ -77,11 +77,12 @@ class Instance:
 
 
 def shrink(instance: Instance, violates: Callable[[Instance], Tensor], free: tuple[str, ...] = ("X", "v")) -> Instance:
-    """The simplest violation that single changes lead to from one `instance`.
+    """The simplest violation that single changes of one `instance` lead to.
 
     Numbers that are no integers are first multiplied by the smallest factor with which rounding keeps the violation.
     Then whole sequences, tokens and coordinates are dropped, and entries are set to 0, halved, made smaller by 1 or
-    positive. All changes of a kind are judged at once; where several entries may change, as many as go together do.
+    positive. All changes of a kind are judged at once; where several entries may change, as many change together as
+    possible.
     """
     instance = _rounded(instance, violates, free)
     while True:

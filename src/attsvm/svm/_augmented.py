@@ -71,7 +71,7 @@ class WorkingRows(Products):
 
 
 class Augmented:
-    """The state that the rounds share: W, the penalty, and the last factor."""
+    """State shared by the rounds: W, the penalty, and the last factor."""
 
     def __init__(self, W: Tensor) -> None:
         self.W = W

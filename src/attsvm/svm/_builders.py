@@ -19,7 +19,7 @@ _NEWTON_STEPS = 200
 def multiclass_svm(H: Any, labels: Any, classes: int | None = None) -> MarginProblem:
     """Crammer–Singer: (e_y − e_c)ᵀ W h_i ≥ 1 for the label y of sample i and every other class c. W is (C, d).
 
-    H (n, d) or (B, n, d) samples, `labels` (n,) or (B, n) in 0..C−1; C is the largest label and one more, unless given.
+    H (n, d) or (B, n, d) samples, `labels` (n,) or (B, n) in 0..C−1; C is the largest label plus one, unless given.
     """
     labels = as_index("labels", labels)
     found = int(labels.max()) + 1 if labels.numel() else 1
@@ -74,7 +74,7 @@ def graph_svm(E: Any, sequences: Any, labels: Any) -> MarginProblem:
     E (V, d) embeddings, `sequences` (n, T) token numbers padded at the end with −1, `labels` (n,) the next tokens, each
     of which occurs in its sequence. For every last token k the graph G⁽ᵏ⁾ has the edges label → token of all sequences
     that end in k. Tokens of one strongly connected component get equal logits, (e_i − e_j)ᵀ W e_k = 0; an edge i → j
-    between two components asks for (e_i − e_j)ᵀ W e_k ≥ 1. A path asks for no more than its edges do.
+    between two components asks for (e_i − e_j)ᵀ W e_k ≥ 1. A path adds no constraint beyond those of its edges.
     """
     E, sequences, labels, last = _sequences(E, sequences, labels)
     groups = [_rows_of_graph(sequences[last == k], labels[last == k]) for k in last.unique()]

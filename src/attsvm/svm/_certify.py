@@ -44,7 +44,7 @@ class Answer:
         return Answer(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def improve(self, part: Answer, tol: float) -> None:
-        """Put in what is better: a proof of infeasibility, a smaller W, a larger lower bound."""
+        """Take over what is better: a proof of infeasibility, a smaller W, a larger lower bound."""
         self.iterations += part.iterations
         smaller, larger = part.upper < self.upper, part.lower > self.lower
         for better, names in ((smaller, ("W", "upper", "violation")), (larger, ("lam", "lower"))):
@@ -58,9 +58,9 @@ class Answer:
 
 
 def status_of(answer: Answer, tol: float) -> Tensor:
-    """Solved where the bracket is within the tolerance, and what W leaves of the equalities too.
+    """Solved where the bracket and W's violation of the equalities are both within the tolerance.
 
-    A `lower` above `upper` by more speaks of equalities that W fails by too much, small as that is beside its norm.
+    A `lower` above `upper` by more means that W violates equalities by too much, small as that is beside its norm.
     """
     solved = (answer.upper - answer.lower).abs() <= tol * answer.lower
     solved &= (answer.violation <= tol * answer.upper[:, None]).all(1)  # rows have norm 1 or so
@@ -115,7 +115,7 @@ def share(system: System, lam: Tensor) -> Tensor:
 
 
 def _polished(system: System, geometry: Geometry, W: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-    """W with margin 1 and the rows at the margin put there, as far as plain arithmetic can; and these rows.
+    """W with margin 1, moved so that the rows at the margin meet it to plain rounding; and these rows.
 
     Because A'λ is the gradient of the norm, a correction of size ε that does so leaves the optimal norm only by ε².
     """
@@ -151,7 +151,7 @@ def _lifted(system: System, W: Tensor, tight: Tensor, lift: float) -> Tensor:
     """W with the rows at the margin, and those that rounding brings below it, lifted above it.
 
     Rounding the entries of W moves the value of a row by up to u⟨|a| ⊗ |z|, |W|⟩. Where a row asks for less than that,
-    no scaling of W helps, but asking a little more of this row alone does, and hardly costs norm.
+    no scaling of W helps, but asking a little more of only this row does, and hardly costs norm.
     """
     rows, b = system.rows, system.b
     for _ in range(2):

@@ -49,8 +49,8 @@ def solve_blocks(
     cancelled: float,
     semidefinite: bool = False,
 ) -> Iterates:
-    """As `solve_lp`, for a norm that is made of blocks; blocks that are vectors have second-order cones, unless they
-    are to be `semidefinite`, which is slower and holds out longer where rows nearly contradict each other."""
+    """As `solve_lp`, for a norm made of blocks. Blocks that are vectors use second-order cones unless `semidefinite`,
+    which is slower but more robust where rows nearly contradict each other."""
     system, blocks, left, right = _reduced(system, blocks)
     if has_vectors(blocks) and not semidefinite and not is_wide(system):
         out = solve_groups(system, blocks, tol, max_iterations, cancelled)

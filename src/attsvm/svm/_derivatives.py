@@ -27,11 +27,12 @@ from attsvm.tolerances import SHARP
 def differentiable(
     problem: MarginProblem, geometry: Geometry | str = "l2", *, tol: float = SHARP
 ) -> tuple[Tensor, Tensor]:
-    """W (B, d, e) and ‖W‖ (B,) of the solutions, with gradients to the problem's A, Z and b, and to what made them.
+    """W (B, d, e) and ‖W‖ (B,) of the solutions, with gradients to the problem's A, Z and b, and to what they were made
+    from.
 
     The solutions must exist and be unique: every instance feasible, and the norm strictly convex. Where a row is at the
-    margin with multiplier 0, or rows at the margin depend on each other, the solution has only one-sided derivatives;
-    what comes back is then one of them.
+    margin with multiplier 0, or rows at the margin depend on each other, the solution has only one-sided derivatives,
+    and one of them is returned.
     """
     geometry = parse_geometry(geometry)
     problem = problem.formed()

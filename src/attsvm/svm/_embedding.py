@@ -16,10 +16,10 @@ from attsvm.svm._problem import MarginProblem, UnformedProblem, gen_svm, is_larg
 
 
 class EmbeddingProblem(UnformedProblem):
-    """Eq. (9) over so many pairs of words that only their embeddings and the pairs are kept.
+    """Eq. (9) with so many pairs of words that only the embeddings and the pairs are kept.
 
-    Row c asks p·(E_first − E_other) ≥ 1, or = 0 where `tied`. Every pair stands here once: `times` (N,) says in how
-    many places of the sequences it is asked for. `first` and `other` (N,) are token numbers.
+    Row c asks p·(E_first − E_other) ≥ 1, or = 0 where `tied`. Every pair is kept once; `times` (N,) says how often the
+    sequences ask for it. `first` and `other` (N,) are token numbers.
     """
 
     E: Tensor

@@ -35,10 +35,11 @@ Projection = Callable[[Tensor], Tensor]
 
 
 def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 1e-5) -> Tensor:
-    """The solution nearest to `near` (B, d, e) in the Frobenius norm, (B, d, e); by default that of least Frobenius
-    norm. NaN where there is none, or where none of margin efficiency above 1 − tol is found.
+    """The solution nearest to `near` (B, d, e) in the Frobenius norm, (B, d, e); by default the one of least Frobenius
+    norm. NaN where there is none, or where none with a margin efficiency above 1 − tol is found.
 
-    A face is known as well as λ and W are, which is the root of the gap: what was solved to less is solved sharply."""
+    A face is known only as well as λ and W are, to the root of the gap. So instances with a larger gap are solved
+    again, sharply."""
     if bool(solution.unique.all()):
         return solution.W.clone()
     if bool((solution.gap[solution.norm.isfinite()] > 10 * SHARP).any()):
@@ -76,8 +77,8 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
 
 
 def face_distance(W: Tensor, solution: MaxMargin, *, tol: float = 1e-5) -> Tensor:
-    """How far W (B, d, e) or (d, e), scaled to the least norm, is from the nearest solution, in the Frobenius norm
-    relative to that solution's, (B,)."""
+    """Distance of W (B, d, e) or (d, e), scaled to the least norm, from the nearest solution, relative to that
+    solution's Frobenius norm, (B,)."""
     W = solution.geometry.unit(W.to(solution.W)).expand_as(solution.W) * solution.upper[:, None, None]
     V = face_point(solution, W, tol=tol)
     return torch.linalg.vector_norm(W - V, dim=(1, 2)) / torch.linalg.vector_norm(V, dim=(1, 2))

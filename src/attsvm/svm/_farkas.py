@@ -1,11 +1,11 @@
 """Proofs that no W is feasible.
 
 A Farkas vector, λ ≥ 0 on the inequalities with A'λ = 0 and b'λ > 0, shows that no W is feasible. No vector of float64
-numbers has A'λ = 0 exactly, so each proof shows that a real one exists close to the λ at hand:
+numbers has A'λ = 0 exactly, so each proof shows that an exact one exists close to the λ found:
 
 1. *By robustness.* If X is about a right inverse of A', A'X = I − F with ‖F‖_∞ < 1, then δ = X(I − F)⁻¹A'λ is an exact
-   correction, A'(λ − δ) = 0, and |δ| ≤ |X|·1·‖A'λ‖_∞/(1 − ‖F‖_∞). If that is no more than λ, λ − δ ≥ 0. This is
-   how almost all infeasible problems are proved to be so: the rows with weight span the whole space.
+   correction, A'(λ − δ) = 0, and |δ| ≤ |X|·1·‖A'λ‖_∞/(1 − ‖F‖_∞). If that is no more than λ, λ − δ ≥ 0. Almost all
+   infeasible problems are proved this way: the rows with weight span the whole space.
 2. *Group by group.* The rows of one query live in the smaller space a ⊗ z. If they contradict each other alone, the
    same argument holds there.
 3. *By elimination in fractions.* Rows of a structured problem (words, one-hot vectors, opposite rows) may contradict

@@ -1,4 +1,4 @@
-"""How much memory an instance takes, and whether it is there."""
+"""How much memory an instance takes, and whether that much is free."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def numbers_per_instance(Q: int, R: int, d: int, e: int, geometry: Geometry, wid
 
 @contextmanager
 def enough_memory(rows: int, numbers: int, device: torch.device) -> Iterator[None]:
-    """Refuse what does not fit, before and while it is done."""
+    """Refuse what does not fit, before and during the work."""
     gigabytes = 8e-9 * numbers
     refusal = (
-        f"an instance of {rows} rows needs about {gigabytes:.2g} GB of memory, which is not there: leave out samples "
+        f"an instance of {rows} rows needs about {gigabytes:.2g} GB of memory, which is not free: leave out samples "
         "or tokens, or use a machine with more."
     )
     free = free_bytes(device)

@@ -19,7 +19,7 @@ from attsvm.tolerances import SELECTED
 
 
 def is_large(rows: int, d: int, e: int) -> bool:
-    """Whether an instance has so many rows, or so many for its unknowns, that they are not all taken at once."""
+    """Whether an instance has too many rows, in number or for its unknowns, to take them all at once."""
     return rows > 10_000 or rows * min(rows, d * e) > 2**22
 
 
@@ -27,12 +27,11 @@ def is_large(rows: int, d: int, e: int) -> bool:
 class MarginProblem:
     """min ‖W‖ subject to ⟨a_c ⊗ z_c, W⟩ ≥ b_c, or = b_c on equality rows, for B instances.
 
-    Rows come in Q groups of R that share their z: `A (B, Q, R, d)`, `Z (B, Q, e)`, `b`, `equality` and `present`
-    (B, Q, R). Rows that are not present do not count, so instances of one batch may differ in size. Inequalities
-    need b > 0; equalities take any b. `A_low` (B, Q, R, d) is what rounding took from A: the rows that certificates
-    speak of are A + A_low, for problems over tokens the differences of the tokens without any rounding. For these the
-    groups are the n·K queries, `token` (B, Q, R) names the token that a row compares with the selected one, and
-    `layout` is (n, K, T).
+    Rows come in Q groups of R that share their z: `A (B, Q, R, d)`, `Z (B, Q, e)`, `b`, `equality` and `present` (B, Q,
+    R). Rows that are not present are ignored, so instances of one batch may differ in size. Inequalities need b > 0;
+    equalities take any b. `A_low` (B, Q, R, d) is what rounding took from A. Certificates are about the rows A + A_low;
+    for problems over tokens these are the differences of the tokens without any rounding. For these the groups are the
+    n·K queries, `token` (B, Q, R) names the token that a row compares with the selected one, and `layout` is (n, K, T).
     """
 
     A: Tensor
@@ -71,7 +70,7 @@ class MarginProblem:
     def from_rows(
         cls, A: Any, Z: Any | None = None, b: Any = 1.0, equality: Any = False, present: Any = True
     ) -> MarginProblem:
-        """Own rows: `A (N, d)` or `(B, N, d)`, `Z` likewise with e columns; without Z, W is a vector (e = 1)."""
+        """Your own rows: `A (N, d)` or `(B, N, d)`, `Z` likewise with e columns; without Z, W is a vector (e = 1)."""
         A = as_float("A", A)
         if A.ndim not in (2, 3):
             raise AttsvmError(f"A must have shape (N, d) or (B, N, d), but got {tuple(A.shape)}.")
@@ -117,7 +116,7 @@ class MarginProblem:
     def why(self, b: int = 0) -> list[str]:
         """Simple reasons why instance b has no solution, a sentence each: zero rows and pairs of opposite rows.
 
-        Checked exactly. None of them need be there: rows may also contradict each other only all together.
+        Checked exactly. The list may be empty for an infeasible instance: rows may contradict each other only jointly.
         """
         return simple_reasons(self.formed(), as_count("b", b, 0, self.B - 1))
 
@@ -140,10 +139,10 @@ class _Formed:
 
 
 class UnformedProblem(MarginProblem):
-    """One instance with so many rows that only what they are made of is kept.
+    """One instance with so many rows that only their ingredients are kept.
 
-    `solve` and `least_margin` price the rows by matrix products. A, b and the others are formed when they are asked
-    for, anew each time, which takes more than twice the memory of the tokens.
+    `solve` and `least_margin` price the rows by matrix products. A, b and the others are formed again at each access,
+    which takes more than twice the memory of the tokens.
     """
 
     A: Any = _Formed()
@@ -216,7 +215,7 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
     """(Gen-SVM) for selected sets (B, n, K, T): equal logits inside a set, margin 1 to the tokens outside.
 
-    Many rows of a single instance (more than 10,000) are not formed: `solve` prices them from the tokens.
+    The rows of a single instance with more than 10,000 of them are not formed: `solve` prices them from the tokens.
     """
     sets = _check_sets(data, selected)
     large = data.B == 1 and is_large(data.n * data.K * (data.T - 1), data.d, data.e)

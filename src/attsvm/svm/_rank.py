@@ -1,4 +1,4 @@
-"""Margin problems whose W = K Qᵀ may have rank m only: exact where the convex problem says so, bracketed elsewhere."""
+"""Margin problems over W = K Qᵀ of rank at most m: exact where the convex problem says so, bracketed elsewhere."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LowRank:
     """The best W = K Qᵀ of rank m that was found, K (B, d, m) and Q (B, e, m); NaN where none was.
 
     In real arithmetic K Qᵀ satisfies every row and ‖K Qᵀ‖ ≤ `upper` (B,). No feasible W of any rank has a norm below
-    `lower`, which is that of the convex problem (`convex`, its solution). Where the two agree to `tol` the rank costs
-    nothing, and K Qᵀ solves the problem of rank m: so says Lemma 3 of TF-as-SVM.
+    `lower`, the bound of the convex problem (`convex` is its solution). Where the two agree to `tol` the rank costs
+    nothing, and K Qᵀ solves the problem of rank m (Lemma 3 of TF-as-SVM).
     """
 
     problem: MarginProblem
@@ -62,8 +62,8 @@ def solve_rank(
     """The least norm of W = K Qᵀ with K (d, m), Q (e, m), in the Frobenius or the nuclear norm; inequalities only.
 
     The problem is not convex. The solution of the convex problem is cut to rank m; then K and Q are improved in turn,
-    each by a convex problem (for the nuclear norm ½‖K‖² + ½‖Q‖² is what it is the minimum of). The norm never grows.
-    What is found is bracketed from below by the convex problem.
+    each by a convex problem (the nuclear norm is the minimum of ½‖K‖² + ½‖Q‖²). The norm never grows. The convex
+    problem bounds the result from below.
     """
     geometry = parse_geometry(geometry)
     d, e = problem.shape

@@ -21,7 +21,7 @@ from attsvm.svm._problem import MarginProblem
 
 
 class Status(IntEnum):
-    """How an instance ended; it reads as words."""
+    """How an instance ended; prints as words."""
 
     SOLVED = 0
     """The bracket of the optimal norm is within the tolerance, in real arithmetic."""
@@ -70,14 +70,14 @@ class MaxMargin:
     """The solutions of B instances of a margin problem.
 
     W (B, d, e) has margin 1 or a little more (NaN where none was found). `multipliers` (B, Q, R) belong to min ½‖W‖²:
-    ‖A'λ‖_* = ‖W‖, for the Frobenius norm W = A'λ; of an infeasible instance they are the Farkas vector, b'λ = 1
-    and A'λ = 0 but for their rounding. `support` (B, Q, R) marks the rows at the margin.
+    ‖A'λ‖_* = ‖W‖, for the Frobenius norm W = A'λ; for an infeasible instance they are the Farkas vector, b'λ = 1 and
+    A'λ = 0 up to rounding. `support` (B, Q, R) marks the rows at the margin.
 
-    What is certain, for the real numbers that the float64 numbers are (and for tokens, not for their rounded
+    What is certain, in real arithmetic for the given float64 numbers (and for tokens, not for their rounded
     differences): every inequality ⟨a ⊗ z, W⟩ ≥ b holds; every equality holds to `violation` (B,), 0 where there are
-    none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities
-    `lower` ≤ optimal norm ≤ `upper`; with equalities `upper` is the norm of a W that is off by the violation.
-    An infeasible instance is proved to be so. All rounding of the certificates is accounted for.
+    none; ‖W‖ ≤ `upper`; and no feasible W has a norm below `lower`, by the multipliers. So without equalities `lower` ≤
+    optimal norm ≤ `upper`; with equalities `upper` is the norm of a W that is off by the violation. "Infeasible" is a
+    proof. All rounding of the certificates is accounted for.
     """
 
     problem: MarginProblem
@@ -122,7 +122,7 @@ class MaxMargin:
 
     @property
     def open(self) -> Tensor:
-        """Neither solved nor infeasible (B,): the bracket is all that is known."""
+        """Neither solved nor infeasible (B,): only the bracket is known."""
         return self.codes == Status.NOT_CONVERGED
 
     @property
@@ -141,9 +141,8 @@ class MaxMargin:
     def efficiency(self, W: Tensor) -> Tensor:
         """Margin efficiency of W (B, d, e) or (d, e): the margin of W/‖W‖ over the largest one, (B,).
 
-        1 for a solution, however many there are; 0 or less where W does not separate; NaN where the problem is
-        infeasible. Equality rows do not count. The largest margin is 1/norm: the value is right to the gap, and not
-        above 1 in exact arithmetic, since `lower` stands for the norm.
+        1 for any solution; 0 or less where W does not separate; NaN where the problem is infeasible. Equality rows are
+        ignored. The value is right to the gap, and at most 1 in exact arithmetic, because `lower` stands for the norm.
         """
         W = W.to(self.W).expand(len(self), *self.problem.shape)
         least = self.problem.least_margin(W)
@@ -156,7 +155,7 @@ class MaxMargin:
         """The support tokens 𝒯 of every query, boolean (B, n, K, T); only for problems over tokens."""
         problem = self.problem.formed()
         if problem.token is None or problem.layout is None:
-            raise AttsvmError("support_tokens needs a problem over tokens; use `support` for own rows.")
+            raise AttsvmError("support_tokens needs a problem over tokens; use `support` for your own rows.")
         n, K, T = problem.layout
         tight = torch.zeros(len(self), n * K, T, dtype=torch.bool, device=self.W.device)
         return tight.scatter_(-1, problem.token, self.support).reshape(-1, n, K, T)
@@ -176,7 +175,7 @@ class MaxMargin:
 
     @classmethod
     def load(cls, path: PathLike, *, geometry: Geometry | None = None) -> MaxMargin:
-        """Read what `save` wrote; a geometry of your own is found by name if its class is defined, or given here."""
+        """Read what `save` wrote; your own geometry is found by name if its class is defined, or can be given here."""
         arrays, facts = read_arrays(path, SCHEMA)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         try:
@@ -204,7 +203,7 @@ class MaxMargin:
         return draw_matrix(ax, self.W[trial], title)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Plain numbers and words for every instance."""
+        """Plain numbers and words, one row per instance."""
         names = ("norm", "margin", "lower", "upper", "gap", "violation", "iterations")
         columns = {name: getattr(self, name).tolist() for name in names}
         counts = self.support.flatten(1).sum(1).tolist()
@@ -214,7 +213,7 @@ class MaxMargin:
         ]
 
     def to_dataframe(self) -> Any:
-        """A row for every instance: pandas if it is installed, else a pyarrow table."""
+        """One row per instance: a pandas data frame if pandas is installed, else a pyarrow table."""
         rows = self.rows()
         return frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {"instance": []})
 

@@ -131,7 +131,7 @@ class System:
 
     Both were divided by powers of two, so these are still the rows that were given, without any rounding.
 
-    A row that is neither an inequality nor an equality is not there at all: its a and b are zero.
+    A row that is neither an inequality nor an equality is absent: its a and b are zero.
     """
 
     rows: Rows
@@ -155,8 +155,8 @@ class System:
         return torch.where(total > 0, self.inequality / total, shortest)
 
     def balanced_multipliers(self) -> Tensor:
-        """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities: what they ask for may differ by
-        many decades."""
+        """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities, whose b may differ by many
+        decades."""
         least = 1e-10 * self.b.amax(1, keepdim=True)
         share = torch.where(self.inequality, 1 / torch.maximum(self.b, least), 0.0)
         share = share / (share * self.b).sum(1, keepdim=True)

@@ -4,9 +4,9 @@ The same problem and conditions as for ℓp, see `_lp`: minimise ½‖A'λ‖_*�
 
     W = ∇½‖A'λ‖_*²,   AW − t·b = s ≥ 0,   b'λ = 1,   λ_c s_c = 0.
 
-The Hessian C of ½‖·‖_*² is taken from the geometry, as a matrix. Where the dual norm bends without bound (Schatten-p,
-p > 2) the norm itself is smooth: then W is a variable of its own, tied to λ by A'λ = ∇½‖W‖², and C the inverse of the
-Hessian of ½‖W‖², which is kept away from zero as far as the complementarity is from it.
+The Hessian C of ½‖·‖_*² is taken from the geometry, as a matrix. Where the dual norm bends without bound (Schatten-p, p
+> 2) the norm itself is smooth: then W is a separate variable, tied to λ by A'λ = ∇½‖W‖², and C is the inverse of the
+Hessian of ½‖W‖², which is kept as far from zero as the complementarity is.
 """
 
 from __future__ import annotations

@@ -57,14 +57,14 @@ def solve(
 ) -> MaxMargin:
     """Solve every instance of `problem` in the given norm, certified to the relative gap `tol`.
 
-    The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: ask for tol=1e-12 when the
-    direction matters to six digits. What is certified holds in real arithmetic: see `MaxMargin`. Where the margin is γ
-    times the length of the rows, rounding W alone costs about 1e-15/γ of it: below γ = 1e-6 ask for no more.
+    The arithmetic is float64 on the problem's device. A gap ε determines W to about √ε: use tol=1e-12 if the direction
+    matters to six digits. Certificates hold in real arithmetic, see `MaxMargin`. If the margin is γ times the length of
+    the rows, rounding W alone costs about 1e-15/γ of it: below γ = 1e-6 do not ask for less.
 
     An instance that does not converge in `max_iterations` is tried again, more carefully, from the solution for p = 2.
-    Infeasible instances and instances that do not converge come back in the same batch with their `status`; they do
-    not disturb the others. Alone or in any batch an instance gets the same status, and norms that agree to `tol`, since
-    both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
+    Infeasible instances and instances that do not converge are returned in the same batch with their `status`; they do
+    not disturb the others. An instance gets the same status alone and in any batch, and norms that agree to `tol`,
+    since both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
 
     Instances of more than 10,000 rows, or fewer with thousands of unknowns, are solved one by one over a working set of
     rows, see `_large`; `max_iterations` then counts its rounds, and Ctrl-C returns the best bracket so far. `progress`
@@ -256,10 +256,10 @@ def _run(
 
 
 def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
-    """Improve the answers of instances that are nearly infeasible, or too hard from the ordinary start.
+    """Improve the answers for instances that are nearly infeasible, or too hard from the ordinary start.
 
-    The multipliers for p = 2 show which rows all but contradict each other, and so the coordinates that suit them. What
-    that leaves open starts from the solution for p = 2.
+    The multipliers for p = 2 show which rows nearly contradict each other, and so which coordinates suit them.
+    Instances that stay open start from the solution for p = 2.
     """
     rows = system.rows
     numbers = rows.N * (rows.N + rows.d * rows.e)

@@ -1,8 +1,8 @@
 """Problems of tiny margin, in coordinates in which the margin is not tiny.
 
-Where the best margin is γ times the length of the rows, the rows at the margin are all but orthogonal to the solution,
-and float64 sums lose the margin in their rounding. So W is written in another basis, W = Ty: the singular vectors of
-the rows weighted by their multipliers, each stretched until its coordinates of the rows, R = AT, have size 1. R is
+If the best margin is γ times the length of the rows, with tiny γ, the rows at the margin are nearly orthogonal to the
+solution, and float64 sums lose the margin in rounding. So W is written in another basis, W = Ty: the singular vectors
+of the rows weighted by their multipliers, each stretched until its coordinates of the rows, R = AT, have size 1. R is
 multiplied out in double-double arithmetic, and T need not be orthogonal to the last bit, so nothing is lost:
 
     minimise ½‖Ty‖²  subject to  Ry ≥ b
@@ -12,8 +12,8 @@ method follows the given norm: with ∇ and TᵀPT the derivatives of ½‖Ty‖
 
     (TᵀPT + RᵀΘR) dy = Rᵀ(σμ/s) − ∇,    dλ = σμ/s − λ − ΘR dy.
 
-At so small a margin the rows at the margin mostly determine W. Then the norm has no say in W, only in λ, and a
-subgradient will do where the norm is not smooth.
+At such margins the rows at the margin mostly determine W. The norm then affects only λ, and a subgradient suffices
+where the norm is not smooth.
 """
 
 from __future__ import annotations

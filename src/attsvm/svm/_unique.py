@@ -67,12 +67,12 @@ def certainly_unique(solution: MaxMargin) -> Tensor:
 
 
 def vertices(solution: MaxMargin) -> list[Vertex | None]:
-    """An exact solution of every instance of an ℓ1 or ℓ∞ problem, None where there is none or it is not found.
+    """An exact solution of every instance of an ℓ1 or ℓ∞ problem; None where there is none or none is found.
 
     Where solutions form a face, one of its vertices is taken."""
     largest = _kind(solution)
     if largest is None:
-        raise AttsvmError(f"vertices are those of l1 and linf problems, but this one is in {solution.geometry.name}.")
+        raise AttsvmError(f"vertices are known for l1 and linf problems, but this one is in {solution.geometry.name}.")
     found: list[Vertex | None] = [None] * len(solution)
     index = (solution.solved & (solution.norm > 0)).nonzero()[:, 0]
     if len(index) == 0:

@@ -6,8 +6,8 @@ x_J = (y_J − A_J w)/r_J, which leaves
 
     M w = A_J'(y_J/r_J) + A_K' x_K,  M = C⁻¹ + A_J' diag(1/r_J) A_J,     A_K w + r_K x_K = y_K :
 
-two matrices of the size of W instead of one of the number of rows. The rows of K are those at the margin in the end:
-dividing by their r would lose all digits.
+two matrices of the size of W instead of one of the number of rows. K ends up as the rows at the margin: dividing by
+their r would lose all digits.
 """
 
 from __future__ import annotations

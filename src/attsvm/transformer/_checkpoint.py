@@ -116,7 +116,7 @@ def read_run(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     for name in described["scalars"]:
         if name not in tensors or tensors[name].numel() != 1:
-            raise AttsvmError(f"{path}: {name} must be there, and be a single number.")
+            raise AttsvmError(f"{path}: {name} must be a single number.")
         tensors[name] = tensors[name].reshape(())
     return tensors, described
 

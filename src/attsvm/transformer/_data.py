@@ -204,7 +204,7 @@ class Data:
             if low < 0 or high >= self.classes:
                 allowed = "0 or 1" if self.classes == 2 else "from 0 on" if low < 0 else f"0 to {self.classes - 1}"
                 wrong = low if low < 0 else high
-                raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop such rows.")
+                raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop these rows.")
             if isinstance(split, Texts):
                 self._check_tokens(name, split)
         first = int(self.train.labels[0])

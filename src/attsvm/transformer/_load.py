@@ -208,7 +208,7 @@ class _Arrays(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name.split(".")[0] == "numpy" and global_name in self._ALLOWED:
             return super().find_class(module_name.replace("numpy.core", "numpy._core"), global_name)
-        raise AttsvmError(f"CIFAR-10's files hold arrays alone, but this one asks for {module_name}.{global_name}.")
+        raise AttsvmError(f"CIFAR-10's files hold only arrays, but this one asks for {module_name}.{global_name}.")
 
 
 def _has_images(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Gradual pruning of a GPT on IMDB's word pieces: MirrorAdam against AdamW and Muon, at 50 to 98% zeros."""
+"""Gradual pruning of a GPT on IMDB's word pieces: MirrorAdam against AdamW and Muon, up to 98% zeros."""
 
 from __future__ import annotations
 
