@@ -86,6 +86,9 @@ def fit_command(
         known = np.unique(names).tolist()
         keep = ~np.isin(names, [_named(known, one, "--drop") for one in drop])
         texts, labels = [one for one, kept in zip(texts, keep) if kept], labels[keep]
+    if len(np.unique(labels)) < 2:
+        found = f"all rows have {_shown(_name(labels.tolist()[0]))}" if texts else "there are no rows"
+        raise AttsvmError(f"{source}: column {label!r} must have at least two classes, but {found}.")
     stop = english() if stop_words else frozenset()
     model = AttentionTextClassifier(
         ngrams=ngrams,
@@ -110,9 +113,11 @@ def fit_command(
         model._fit(texts, labels, None, lambda stage, n: tell(n, f"{stage}, iteration {n}" if n else stage))
     model.text_column_ = text
     model.save(out)
-    output = console()
+    output, features = console(), model.features_
+    counts = ((features.words, "words"), (features.last, "n-grams"), (features.parts, "parts of words"))
+    columns = ", ".join(f"{len(found)} {name}" for found, name in counts if len(found))
     output.print(
-        f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
+        f"{len(texts)} texts, {len(model.classes_)} classes, {columns}; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
         + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
         + f"; model in {out}",
