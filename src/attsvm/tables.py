@@ -141,7 +141,9 @@ def text_column(table: pa.Table, name: str, source: object) -> list[str]:
     column = _strings(table, name, source)
     texts = column.to_pylist()
     if column.null_count:
-        raise AttsvmError(f"{source}: row {texts.index(None)} has no text in column {name!r}; drop these rows first.")
+        raise AttsvmError(
+            f"{source}: row {texts.index(None) + 1} has no text in column {name!r}; drop these rows first."
+        )
     return texts
 
 
@@ -162,7 +164,7 @@ def label_column(table: pa.Table, name: str, source: object, part: str = "") -> 
     # An empty cell is a null, of a CSV with texts "", of numbers perhaps nan.
     missing = next((row for row, label in enumerate(labels) if label is None or label == "" or label != label), None)
     if missing is not None:
-        raise AttsvmError(f"{source}: row {missing} has no label in column {name!r}; drop these rows first.")
+        raise AttsvmError(f"{source}: row {missing + 1} has no label in column {name!r}; drop these rows first.")
     if any(isinstance(label, float | Decimal) for label in labels):
         if any(label % 1 for label in labels):
             raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds fractions.")

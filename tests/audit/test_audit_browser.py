@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
     pairs = []
-    for step, size in ((0, 0.2), (7, 1.0)):
+    for step, size in ((0, 0.2), (700_000, 1.0)):
         torch.manual_seed(0)
         model = GPT(vocabulary=30, length=200, width=8, layers=2, heads=2)
         for block in model.blocks:
@@ -100,6 +100,8 @@ def test_the_page_shows_what_was_computed(folder: tuple[Path, Steps], width: int
         for path, values in zip(page.locator("path").all(), table, strict=True):
             drawn = re.findall(r"[ML][\d.]+ ([\d.]+)", path.get_attribute("d") or "")
             assert [(290 - float(y)) / 270 * high for y in drawn] == pytest.approx(values, abs=1e-3 * high)
+        ends = "() => [...document.querySelectorAll('svg text')].map((t) => t.getBBox().x + t.getBBox().width)"
+        assert max(page.evaluate(ends)) <= 600  # the width of the picture
         assert float(page.locator("svg text").nth(4).text_content() or "") == pytest.approx(high, rel=6e-3)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert not wrong

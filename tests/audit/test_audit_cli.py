@@ -43,6 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_bert(folder / "run" / f"checkpoint-{step}", size)
     (folder / "config").mkdir()
     (folder / "config" / "config.json").write_text((folder / "model" / "config.json").read_text())
+    (folder / "images").mkdir()
+    (folder / "images" / "config.json").write_text('{"model_type": "vit", "image_size": 32}')
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n\n")
     return folder
 
@@ -89,6 +91,20 @@ def test_a_config_alone_has_random_weights(type_in: Callable[..., str]) -> None:
     assert "config has no weights: these are random" in said
 
 
+def test_weights_that_a_folder_lacks_are_named_and_heads_are_not(folder: Path, type_in: Callable[..., str]) -> None:
+    tokens, sizes = ("--tokenizer", "model"), {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=8, vocab_size=len(WORDS), max_position_embeddings=16)
+    model = transformers.BertForMaskedLM(config)  # has a head that the audit leaves out, and no pooler
+    model.save_pretrained(folder / "masked")
+    said = type_in("audit", "masked", "--texts", "texts.txt", "--out", "o", "--norms", "", "--quiet", *tokens)
+    assert "UNEXPECTED" not in said
+    assert "random" not in said
+    kept = {name: weight for name, weight in model.state_dict().items() if ".query." not in name}
+    model.save_pretrained(folder / "holes", state_dict=kept)
+    said = type_in("audit", "holes", "--texts", "texts.txt", "--out", "o", "--norms", "", "--quiet", *tokens)
+    assert "holes has no weights for encoder.layer.0.attention.self.query.bias and 3 more: these are random" in said
+
+
 def test_checkpoints_along_training(folder: Path, type_in: Callable[..., str]) -> None:
     assert [step for step, _ in checkpoints(folder / "run")] == [2, 10]
     said = type_in("audit", "run", "--texts", "texts.txt", "--out", "steps", "--norms", "l2", "--quiet")
@@ -121,12 +137,14 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("model", "--texts", "texts.txt", "--prune", "0.1", "--bits", "4"), "one of them"),
         (("run", "--texts", "texts.txt", "--prune", "0.1"), "holds checkpoints"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
+        (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
+        (("config", "--texts", "texts.txt", "--out", "texts.txt/a"), "texts.txt is not a folder"),  # before it reads
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], words: str, type_in: Callable[..., str]) -> None:
     import re
 
-    assert re.search(words, type_in("audit", *arguments, "--out", "x", "--quiet", fails=True))
+    assert re.search(words, type_in("audit", "--out", "x", *arguments, "--quiet", fails=True))
 
 
 def test_steps_of_models_in_memory() -> None:

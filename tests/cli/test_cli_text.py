@@ -97,9 +97,11 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
     options = ["--test", "0", "--ngrams", "2", "--penalty", "0.1", "--p", "1.5", "--balanced", "--seed", "3", "--quiet"]
     drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2"]
     said = type_in("fit", "stars.tsv", "--out", "stars", *options, *drop)
-    assert "60 texts, 2 classes" in said
-    assert "accuracy" not in said
     model = AttentionTextClassifier.load(folder / "stars")
+    words = model.words_.word
+    pairs = sum(" " in word for word in words)
+    assert f"60 texts, 2 classes, {len(words) - pairs} words, {pairs} n-grams;" in said
+    assert "accuracy" not in said
     assert model.get_params()["p"] == 1.5
     assert model.predict(["not good", "good"]).tolist() == [0, 1]
 
@@ -110,7 +112,11 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
         (["fit", "reviews.parquet", "--out", "x"], "has no column 'text'; it has 'review', 'verdict'"),
         (["fit", "none.csv", "--out", "x"], "none.csv is not a file"),
         (["fit", "latin.csv", "--out", "x"], "name its encoding"),
-        (["fit", "one.csv", "--out", "x", "--test", "0"], "1 class"),
+        (
+            ["fit", "one.csv", "--out", "x", "--test", "0"],
+            "column 'label' must have at least two classes, but all rows have 1.",
+        ),
+        (["fit", "header.csv", "--out", "x"], "must have at least two classes, but there are no rows."),
         (["fit", "new.csv", "--out", "new.csv/x"], "is not a folder"),
         (["fit", "new.csv", "--out", "x", "--test", "0.01"], "is none"),
         (["fit", "new.csv", "--out", "x", "--stem", "klingon"], "stem must be one of"),
@@ -125,6 +131,7 @@ def test_errors_are_one_sentence(
     folder: Path, arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "latin.csv").write_bytes("text,label\ncafé,1\nthé,0\n".encode("latin-1"))
+    (folder / "header.csv").write_text("text,label\n")
     (folder / "one.csv").write_text("text,label\na,1\nb,1\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.argv", ["attsvm", "text", *arguments])
@@ -141,7 +148,7 @@ def test_an_error_as_it_is_seen(folder: Path) -> None:
     (folder / "single.csv").write_text("text,label\na,1\nb,1\n")
     result = run("text", "fit", "single.csv", "--out", "x", "--test", "0", cwd=folder, check=False)
     assert result.returncode == 1
-    assert result.stderr == "Error: y must have at least two classes, but it has 1 class: [1].\n"
+    assert result.stderr == "Error: single.csv: column 'label' must have at least two classes, but all rows have 1.\n"
 
 
 def test_labels_cannot_turn_or_hide_what_the_terminal_shows(folder: Path, type_in: Callable[..., str]) -> None:

@@ -81,6 +81,48 @@ def test_the_report_counts_zeros_spread_and_cost():
     assert "all: " in str(report)
 
 
+class Conv1D(nn.Module):
+    """As in GPT-2: inputs × outputs."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+
+def test_heads_are_counted_where_they_lie():
+    linear = nn.Linear(8, 16, bias=False)  # four heads of four: more outputs than inputs, and not packed
+    keys = nn.Linear(8, 8, bias=False)  # two heads, shared by the queries
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": Conv1D(8, 24)})})
+    model["shared"] = nn.ModuleDict({"q_proj": linear, "k_proj": keys})
+    model["mixed"] = nn.ModuleDict({"query_key_value": nn.Linear(8, 24, bias=False)})
+    with torch.no_grad():
+        model["attn"]["c_attn"].weight.view(8, 3, 4, 2)[:, :, 1] = 0
+        linear.weight[8:12] = 0
+    rows = {row.name: row.heads for row in sparsity_report(model, heads=4).rows}
+    assert rows == {
+        "attn.c_attn.weight": (0, 1, 0, 0),
+        "shared.q_proj.weight": (0, 0, 1, 0),
+        "shared.k_proj.weight": (),
+        "mixed.query_key_value.weight": (),  # its heads may alternate
+    }
+
+
+def test_columns_of_the_report_stay_below_each_other():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[0].weight)
+    lines = str(sparsity_report(model)).splitlines()[:3]
+    assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 100])
+def test_what_is_no_export_is_named(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(AttsvmError, match=r"model\.safetensors cannot be read as weights that export wrote: \S"):
+        load_export(path)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_files_hold_every_weight(tmp_path, compressed, dtype):

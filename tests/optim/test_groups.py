@@ -340,6 +340,12 @@ def test_a_matrix_that_starts_at_0_is_named():
     assert len(message) < 200
     kinds = eval(message.split("kinds=")[1].removesuffix("."))  # the advice works as it stands
     assert names(kinds_of(deep, kinds=kinds), "matrices") == {"*.up.weight"}
+    row = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(row[1].weight)
+    with pytest.warns(UserWarning, match="are 0 and hardly move") as caught:
+        param_groups(row)
+    kinds = eval(str(caught[0].message).split("kinds=")[1].removesuffix("."))
+    assert kinds_of(row, kinds=kinds)["0.weight"] == "matrices"  # it does not start at 0
     param_groups(model, p=1.5)
     param_groups(model, kinds={r"b\.weight$": "vectors"})
     with torch.device("meta"):

@@ -132,6 +132,36 @@ def test_heads_go_as_a_whole(packed):
     assert (out != 0).all()
 
 
+def pruned_heads(model, **options):
+    optimizer = MirrorAdam(param_groups(model))
+    return GradualPruning(optimizer, 0.5, 10, initial=0.5, start=0, structure="head", heads=4, **options)
+
+
+def test_heads_of_gpt2_are_columns():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": nn.Linear(48, 16, bias=False), "conv": nn.Linear(4, 4)})})
+    pruned_heads(model)
+    gone = model["attn"]["c_attn"].weight.view(16, 3, 4, 4).eq(0)
+    assert (gone == gone[:1, :1, :, :1]).all()  # all inputs, of queries, keys and values, all entries of a head
+    assert gone[0, 0, :, 0].sum() == 2
+    assert (model["attn"]["conv"].weight != 0).all()  # its name has a v, but it has no heads
+
+
+@pytest.mark.parametrize(
+    ("matrices", "what"),
+    [
+        ({"q_proj": (16, 8), "k_proj": (8, 8)}, "as many heads of keys and values as of queries"),
+        ({"query_key_value": (24, 8)}, "cannot tell 4 heads of attn.query_key_value.weight"),
+        ({"q_proj": (6, 8), "k_proj": (6, 8)}, "cannot tell 4 heads of attn.q_proj.weight"),
+        ({"other": (8, 8)}, "no query, key or value matrix"),
+    ],
+)
+def test_heads_that_cannot_be_told_are_refused(matrices, what):
+    layers = {name: nn.Linear(columns, rows) for name, (rows, columns) in matrices.items()}
+    with pytest.raises(AttsvmError, match=what):
+        pruned_heads(nn.ModuleDict({"attn": nn.ModuleDict(layers)}))
+
+
 @pytest.mark.parametrize("name", ["AdamW", "MirrorAdam"])
 def test_rigl_exchanges_weights_at_a_constant_share(name):
     model, optimizer, pruning = start(OPTIMIZERS[name], initial=0.8, start=0.0, regrow=0.5)
@@ -192,6 +222,7 @@ def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
         ({"structure": "column"}, "structure"),
         ({"structure": "2:4"}, "0.5"),
         ({"structure": "head"}, "heads"),
+        ({"structure": "head", "heads": 0}, "heads must be"),
         ({"structure": "row", "regrow": 0.1}, "regrow"),
         ({"params": [torch.ones(2, 2)]}, "not in the optimizer"),
     ],

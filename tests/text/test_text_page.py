@@ -67,7 +67,14 @@ def test_the_page_shows_both_signs_where_they_differ(model: AttentionTextClassif
         assert ('class="opposed"' in row) == (contribution * effect < 0)
     assert "but more strongly" in page
     assert "leaving it out" in str(next(one for one in model.explain(make_texts(200)[0]) if one.opposed[:10].any()))
+    rest = re.fullmatch(r"  ([+-]\d\.\d{3}) = (\d+) more", str(one).splitlines()[-1])
+    assert rest is not None
+    assert float(rest[1]) == pytest.approx(one.contribution[10:].sum(), abs=6e-4)
+    assert int(rest[2]) == len(one.words) - 10
+    assert "the bias alone decides" in str(model.explain(["unheard"])[0])
     plain = model.explain(["c1m1"])[0]
+    assert "decides" not in str(plain)
+    assert "more" not in str(plain)
     assert not plain.opposed.any()
     assert "but more strongly" not in plain._repr_html_()
 
@@ -107,6 +114,8 @@ def test_the_page_in_a_browser(
     assert not errors
     assert page.locator("section").count() == len(HARD)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    narrow = page.locator("section td:first-child").first.bounding_box()["width"]
+    assert width > 400 or narrow > 80  # words are not broken
     # Contrast of the ink with the strongest highlight, by the formula of WCAG.
     contrast = page.evaluate(
         """() => {

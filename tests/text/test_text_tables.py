@@ -60,8 +60,8 @@ def test_a_long_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (["good", ""], "row 1 has no label"),
-        ([1.0, float("nan")], "row 1 has no label"),
+        (["good", ""], "row 2 has no label"),
+        ([1.0, float("nan")], "row 2 has no label"),
         ([1.5, 2.0], "must hold whole numbers or texts, but it holds fractions"),
         ([[0], [1]], "must hold one label per row"),
         ([datetime.date(2026, 1, 1)] * 2, "must hold whole numbers or texts, but it holds date"),
@@ -93,7 +93,7 @@ def test_labels_of_a_csv(tmp_path: Path, cells: str, labels: list) -> None:
     assert found.tolist() == labels
 
 
-@pytest.mark.parametrize(("cells", "sentence"), [("1 NA", "row 1 has no label"), ("0.5 1", "holds fractions")])
+@pytest.mark.parametrize(("cells", "sentence"), [("1 NA", "row 2 has no label"), ("0.5 1", "holds fractions")])
 def test_labels_of_a_csv_that_are_none(tmp_path: Path, cells: str, sentence: str) -> None:
     (tmp_path / "table.csv").write_text("text,label\n" + "".join(f"a,{cell}\n" for cell in cells.split()))
     with pytest.raises(AttsvmError, match=sentence):
@@ -134,8 +134,8 @@ def test_encoding(tmp_path: Path) -> None:
         ("none.csv", None, "is not a file"),
         ("names.csv", "review,label\na,1\n", "has no column 'text'; it has 'review', 'label'"),
         ("labels.csv", "text\na\n", "has no column 'label'"),
-        ("null.jsonl", '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n', "row 1 has no text"),
-        ("null2.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', "row 0 has no label"),
+        ("null.jsonl", '{"text": "a", "label": 1}\n{"text": null, "label": 1}\n', "row 2 has no text"),
+        ("null2.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 1}\n', "row 1 has no label"),
         ("number.jsonl", '{"text": 1, "label": 1}\n', "must hold texts, but it holds int64"),
         ("broken.jsonl", '{"text": "a"\n', "cannot be read: line 1 is not JSON"),
         ("list.jsonl", '{"text": "a", "label": 1}\n\n[1]\n', "line 3 is not an object"),

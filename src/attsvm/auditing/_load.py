@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attsvm.errors import AttsvmError
-from attsvm.files import PathLike, one_line
+from attsvm.files import PathLike, one_line, read_json
 from attsvm.tokenizers import open_tokenizer
 
 CONFIG = "config.json"
@@ -18,8 +18,11 @@ WEIGHTS = ("*.safetensors", "*.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
-def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, bool]:
-    """The model of a folder with config.json and weights; for a config alone, one with random weights, and True."""
+def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, list[str]]:
+    """The model of a folder with config.json and weights, and the names of those that the folder lacks.
+
+    They are random; of a config alone, all are. A pooler, which comes after all attention, is not counted.
+    """
     path = Path(place)
     folder = path.parent if path.is_file() else path
     if not (folder / CONFIG).is_file():
@@ -29,17 +32,22 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, bool]:
         from transformers.utils import logging
     except ImportError as error:
         raise AttsvmError("models of Hugging Face need transformers: pip install 'attsvm[audit]'.") from error
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # else it lists the weights of every head that AutoModel leaves out
     try:
-        if path.is_dir() and any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
-            return AutoModel.from_pretrained(folder, local_files_only=True), False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)), True
+            if path.is_dir() and any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+                loaded = AutoModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+                network, missing = loaded[0], loaded[1]["missing_keys"]
+                return network, sorted(name for name in missing if not name.startswith("pooler."))
+            network = AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            return network, [name for name, _ in network.named_parameters()]
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise AttsvmError(f"{path} is not a model that transformers can load: {one_line(error)}") from error
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
@@ -62,6 +70,13 @@ def load_tokenizer(place: PathLike) -> Any:
 def has_tokenizer(place: PathLike) -> bool:
     """Whether a folder holds the files of a tokenizer."""
     return any((Path(place) / name).is_file() for name in TOKENIZERS)
+
+
+def reads_images(place: PathLike) -> bool:
+    """Whether a folder's config is of a model of images: it has their size and no vocabulary."""
+    path = Path(place) / CONFIG
+    config = read_json(path, dict) if path.is_file() else {}
+    return "image_size" in config and "vocab_size" not in config
 
 
 def checkpoints(place: PathLike) -> list[tuple[int, Path]]:

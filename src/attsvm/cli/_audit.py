@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from attsvm.checks import as_device
-from attsvm.cli._common import Device, console
+from attsvm.cli._common import Device, check_folder, console
 from attsvm.errors import AttsvmError
 from attsvm.geometry import parse_geometry
 from attsvm.identity import kind_of
@@ -79,6 +79,7 @@ def audit_command(
     from attsvm.auditing import audit, audit_steps, checkpoints
 
     as_device(device)
+    check_folder(out)
     wanted = [norm for norm in norms.split(",") if norm]
     for norm in wanted:
         parse_geometry(norm)
@@ -101,11 +102,12 @@ def audit_command(
     total = (max(1, len(steps)) * -(-len(read) // batch)) if words is not None else len(read)
     with progress_bar(not quiet, 0, total, "reading texts") as tell:
         if steps:
-            pairs = _loaded(steps, device, seed, tell, total)
+            notes: dict[str, None] = {}
+            pairs = _loaded(steps, device, seed, tell, total, notes)
             found_steps = audit_steps(pairs, words, read, name=model.resolve().name, **settings)
             found_steps.save(out)
             found = found_steps.audits[-1][1]
-            _print(found, out, f"{len(steps)} checkpoints; over steps: {out / 'steps.html'}")
+            _print(found, out, *notes, f"{len(steps)} checkpoints; over steps: {out / 'steps.html'}")
             return
         network, note = _model(model, seed)
         network = network.to(device)
@@ -116,11 +118,13 @@ def audit_command(
 
 
 def _loaded(
-    steps: list[tuple[int, Path]], device: str, seed: int, tell: Any, total: int
+    steps: list[tuple[int, Path]], device: str, seed: int, tell: Any, total: int, notes: dict[str, None]
 ) -> Iterator[tuple[int, nn.Module]]:
     for done, (step, folder) in enumerate(steps):
         tell(done * total / len(steps), f"step {step}")
-        yield step, _model(folder, seed)[0].to(device)
+        network, said = _model(folder, seed)
+        notes.update(dict.fromkeys(said))
+        yield step, network.to(device)
     tell(total)
 
 
@@ -132,14 +136,18 @@ def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
     from attsvm.auditing import load_hugging_face
 
     network, random = load_hugging_face(place, seed)
-    return network, [f"{place} has no weights: these are random"] if random else []
+    if len(random) <= 2:
+        names = " and ".join(random)
+    else:
+        names = "" if len(random) == sum(1 for _ in network.parameters()) else f"{random[0]} and {len(random) - 1} more"
+    return network, [f"{place} has no weights{' for ' * bool(names)}{names}: these are random"] if random else []
 
 
 def _texts(
     model: Path, source: str, tokenizer: Path | None, column: str, limit: int, length: int | None, batch: int
 ) -> tuple[list[Any], Any]:
     """Texts and their tokenizer; or token numbers; or batches of images, without one."""
-    from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer
+    from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer, reads_images
     from attsvm.tables import read_texts
 
     if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
@@ -162,6 +170,8 @@ def _texts(
         raise AttsvmError(f"{path} must have at least one text, but it is empty.")
     folders = [model, *(folder for _, folder in checkpoints(model))]
     place = tokenizer or next((folder for folder in folders if has_tokenizer(folder)), None)
+    if place is None and reads_images(folders[-1]):
+        raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")
     if place is None:
         raise AttsvmError(f"--tokenizer must name the tokenizer of the texts: {model} has none.")
     return read[:limit], load_tokenizer(place)

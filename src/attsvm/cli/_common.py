@@ -1,10 +1,15 @@
 """What several commands share."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from attsvm.errors import AttsvmError
+from attsvm.files import is_there
 
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
 
@@ -12,3 +17,12 @@ Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, 
 def console() -> Console:
     """Standard output, wide where no terminal sets its width."""
     return Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+
+
+def check_folder(out: Path) -> None:
+    """Say before the work, not after it, that nothing can be written."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if is_there(path))
+    if not there.is_dir():
+        raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
+    if not os.access(there, os.W_OK):
+        raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")

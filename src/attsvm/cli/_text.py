@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attsvm.cli._common import console
+from attsvm.cli._common import check_folder, console
 from attsvm.errors import AttsvmError
-from attsvm.files import is_there
 from attsvm.identity import check_kind
 from attsvm.progress import progress_bar
 
@@ -79,7 +77,8 @@ def fit_command(
     from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer, read_texts
     from attsvm.text import stop_words as english
 
-    _check_folder(out)
+    check_folder(out)
+    check_kind(out, "text fit")
     texts, labels = read_texts(source, text=text, label=label, split=split, encoding=encoding)
     assert labels is not None  # a column was named
     if drop:
@@ -87,6 +86,9 @@ def fit_command(
         known = np.unique(names).tolist()
         keep = ~np.isin(names, [_named(known, one, "--drop") for one in drop])
         texts, labels = [one for one, kept in zip(texts, keep) if kept], labels[keep]
+    if len(np.unique(labels)) < 2:
+        found = f"all rows have {_shown(_name(labels.tolist()[0]))}" if texts else "there are no rows"
+        raise AttsvmError(f"{source}: column {label!r} must have at least two classes, but {found}.")
     stop = english() if stop_words else frozenset()
     model = AttentionTextClassifier(
         ngrams=ngrams,
@@ -111,9 +113,11 @@ def fit_command(
         model._fit(texts, labels, None, lambda stage, n: tell(n, f"{stage}, iteration {n}" if n else stage))
     model.text_column_ = text
     model.save(out)
-    output = console()
+    output, features = console(), model.features_
+    counts = ((features.words, "words"), (features.last, "n-grams"), (features.parts, "parts of words"))
+    columns = ", ".join(f"{len(found)} {name}" for found, name in counts if len(found))
     output.print(
-        f"{len(texts)} texts, {len(model.classes_)} classes, {len(model.features_)} words; penalty {model.penalty_:.3g}"
+        f"{len(texts)} texts, {len(model.classes_)} classes, {columns}; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
         + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
         + f"; model in {out}",
@@ -225,16 +229,6 @@ def _load(folder: Path) -> AttentionTextClassifier:
     from attsvm.text import AttentionTextClassifier
 
     return AttentionTextClassifier.load(folder)
-
-
-def _check_folder(out: Path) -> None:
-    """Say before the work, not after it, that the model cannot be written."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if is_there(path))
-    if not there.is_dir():
-        raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
-    if not os.access(there, os.W_OK):
-        raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
-    check_kind(out, "text fit")
 
 
 def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:

@@ -188,12 +188,14 @@ def fit_command(
     else:
         reached = f"train accuracy {last['train_accuracy']:.4f}, test accuracy {last['test_accuracy']:.4f} at the end"
         reached += at_best
-    console().print(f"{done} epochs ({why[fitted.stopped]}): {reached}{zeros}")
+    console().print(f"{done} epoch{'s' * (done != 1)} ({why[fitted.stopped]}): {reached}{zeros}")
     console().print(f"{out} has checkpoint.safetensors and metrics.parquet")
     if best is not None and (out / BEST).is_file():  # which older runs do not have
+        accuracy = "accuracy of the next token" if model is Model.gpt else "accuracy"
+        zeros = f" ({best['zeros']:.1%} zeros)" if "zeros" in best else ""
         console().print(
-            f"{out / BEST}: the weights of epoch {best['epoch']}, the best on the test split; that accuracy is "
-            "optimistic, since the test split chose the epoch",
+            f"{out / BEST}: the weights of epoch {best['epoch']}{zeros}, the best on the test split by {accuracy}, "
+            "which is optimistic, since the test split chose the epoch",
         )
     if fitted.stopped == "diverged":
         raise AttsvmError(f"training diverged in epoch {done}: take a smaller --lr than {lr:g}.")

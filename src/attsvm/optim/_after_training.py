@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from attsvm.errors import AttsvmError
-from attsvm.files import atomic_path
+from attsvm.files import atomic_path, one_line
 from attsvm.optim._groups import matrices_of
+from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._pruning import smallest
 
 __all__ = ["SparsityReport", "SparsityRow", "export", "load_export", "prune", "sparsity_report"]
@@ -46,11 +47,11 @@ class SparsityReport(NamedTuple):
 
     def __str__(self) -> str:
         width = max([len(row.name) for row in self.rows] + [4])
-        lines = [f"{'name':<{width}}  {'shape':>12}  zeros   Gini  {self.further:.0%} more"]
+        lines = [f"{'name':<{width}}  {'shape':>12}  {'zeros':>6}   Gini  {self.further:.0%} more"]
         for row in self.rows:
             shape = "×".join(map(str, row.shape))
             heads = f"  heads {' '.join(f'{share:.0%}' for share in row.heads)}" if row.heads else ""
-            line = f"{row.name:<{width}}  {shape:>12}  {row.zeros:>5.1%}  {row.gini:.3f}     {row.cut:.3f}"
+            line = f"{row.name:<{width}}  {shape:>12}  {row.zeros:>6.1%}  {row.gini:.3f}     {row.cut:.3f}"
             lines.append(line + heads)
         return "\n".join([*lines, f"all: {self.zeros:.2%} of the entries are 0"])
 
@@ -62,7 +63,8 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
 
     Args:
         model: any module.
-        heads: number of attention heads: zeros are then also counted for every head.
+        heads: number of attention heads: zeros are then also counted for every head, where name and shape tell where
+            it lies. Keys and values that have fewer heads than the queries are left out.
         further: share of the non-zero entries that a further cut would take.
 
     Example:
@@ -70,12 +72,14 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         >>> model = nn.Sequential(nn.Linear(32, 16))
         >>> _ = prune(model, 0.75)
         >>> print(sparsity_report(model))
-        name             shape  zeros   Gini  10% more
-        0.weight         16×32  75.0%  0.762     0.280
+        name             shape   zeros   Gini  10% more
+        0.weight         16×32   75.0%  0.762     0.280
         all: 75.00% of the entries are 0
     """
     rows, zeros, entries = [], 0, 0
-    for name, weight, kind in matrices_of(model):
+    matrices = matrices_of(model)
+    found = {} if heads is None else _told_heads([(n, w) for n, w, kind in matrices if kind == "attention"], heads)
+    for name, weight, _ in matrices:
         w = weight.detach()
         sizes = w.float().abs().flatten().sort().values
         count, n = int((sizes == 0).sum()), len(sizes)
@@ -85,14 +89,21 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         gini = float((places * sizes.double()).sum() / (n * total)) if total > 0 else 0.0
         lost = sizes[count : count + round(further * (n - count))].double().square().sum()
         norm = sizes.double().square().sum()
-        by_head: tuple[float, ...] = ()
-        if heads is not None and kind == "attention" and w.ndim == 2 and w.shape[0] % heads == 0:
-            parts = max(w.shape[0] // w.shape[1], 1)
-            by_head = tuple((w.view(parts, heads, -1) == 0).float().mean((0, 2)).tolist())
+        told = found.get(name)
+        by_head = () if told is None else tuple((told.blocks() == 0).float().mean((0, 2)).tolist())
         cost = float((lost / norm).sqrt()) if norm > 0 else 0.0
         rows.append(SparsityRow(name, tuple(w.shape), count / n, gini, cost, by_head))
         zeros, entries = zeros + count, entries + n
     return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
+
+
+def _told_heads(named: list[tuple[str, Tensor]], heads: int) -> dict[str, Heads]:
+    found = {name: told for name, weight in named if (told := heads_of(name, weight, heads)) is not None}
+    most: dict[str, int] = {}
+    for name, told in found.items():
+        layer = layer_of(name)[0]
+        most[layer] = max(most.get(layer, 0), told.outputs)
+    return {name: told for name, told in found.items() if told.outputs == most[layer_of(name)[0]]}
 
 
 @torch.no_grad()
@@ -211,19 +222,26 @@ def load_export(path: str | Path) -> dict[str, Tensor]:
     """The state dict of a file of :func:`export`, compressed or not."""
     from safetensors import safe_open
 
+    try:
+        with safe_open(path, "pt") as file:
+            return _weights_of(file)
+    except Exception as error:  # a damaged file makes the reader raise almost anything
+        raise AttsvmError(f"{path} cannot be read as weights that export wrote: {one_line(error)}") from error
+
+
+def _weights_of(file: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    with safe_open(path, "pt") as file:
-        shapes = file.metadata() or {}
-        for key in file.keys():  # noqa: SIM118
-            if key.endswith(_BITS) and key.removesuffix(_BITS) in shapes:
-                name = key.removesuffix(_BITS)
-                shape = [int(n) for n in shapes[name].split(",")]
-                values = file.get_tensor(name + _VALUES)
-                flat = values.new_zeros(torch.Size(shape).numel())
-                flat[_unpacked(file.get_tensor(key), len(flat))] = values
-                found[name] = flat.view(shape)
-            elif not (key.endswith(_VALUES) and key.removesuffix(_VALUES) in shapes):
-                found[key] = file.get_tensor(key)
+    shapes = file.metadata() or {}
+    for key in file.keys():  # noqa: SIM118
+        if key.endswith(_BITS) and key.removesuffix(_BITS) in shapes:
+            name = key.removesuffix(_BITS)
+            shape = [int(n) for n in shapes[name].split(",")]
+            values = file.get_tensor(name + _VALUES)
+            flat = values.new_zeros(torch.Size(shape).numel())
+            flat[_unpacked(file.get_tensor(key), len(flat))] = values
+            found[name] = flat.view(shape)
+        elif not (key.endswith(_VALUES) and key.removesuffix(_VALUES) in shapes):
+            found[key] = file.get_tensor(key)
     return found
 
 

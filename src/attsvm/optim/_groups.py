@@ -129,7 +129,8 @@ def param_groups(
     ]
     stuck = [n for g in groups if g["p"] < 1.5 for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
     if stuck:
-        pattern = "|".join(dict.fromkeys(re.sub(r"\d+", r"\\d+", re.escape(name)) for name in stuck))
+        others = [name for group in groups for name in group["param_names"] if name not in stuck]
+        pattern = "|".join(dict.fromkeys(_any_number(name, others) for name in stuck))
         warnings.warn(
             f"all entries of {_abbreviate(stuck)} are 0 and hardly move at p near 1: "
             f'give them p = 2, as by kinds={{r"^({pattern})$": "vectors"}}.',
@@ -265,6 +266,12 @@ def _starts_at_zero(param: Tensor) -> bool:
         return False
     # A corner decides nearly always.
     return not torch.any(entries[(slice(8),) * entries.ndim]) and not torch.any(entries)
+
+
+def _any_number(name: str, others: list[str]) -> str:
+    """A pattern of the name in all layers, that is with any numbers; of this name alone where `others` would match."""
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(name))
+    return re.escape(name) if any(re.fullmatch(pattern, other) for other in others) else pattern
 
 
 def _format(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Gradual magnitude pruning while an optimizer trains."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
+from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
 from attsvm.optim._shards import is_sharded, local
@@ -57,15 +57,17 @@ class GradualPruning:
             ("relative"), or the same share of each ("layer"). Near p = 1 parameters keep the ratios of their initial
             sizes: where these differ, as in GPT-2's start, "global" cuts the small ones first.
         structure: what is pruned as one. None: entries. "2:4": entries, so that in the end two of four neighbours in a
-            row are 0 (sparsity = 0.5). "row": rows of matrices (outputs). "head": attention heads, that is their rows
-            of the query, key and value matrices.
+            row are 0 (sparsity = 0.5). "row": rows of matrices (outputs; inputs of GPT-2's Conv1D, which is stored
+            transposed). "head": attention heads, that is their part of the query, key and value matrices. The three may
+            lie in one matrix: all queries first, then all keys, then all values. Nothing else is pruned then. Models
+            with fewer heads of keys than of queries, or with interleaved heads (GPT-NeoX), are refused.
         regrow: at every change of the masks this share of the kept weights is exchanged for the pruned ones with the
             largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
             must still be there when :meth:`step` is called. Regrown weights start at 0 or, for p < 2, where 0 is
             sticky, at the size of the smallest weight that was kept.
         params: what to prune. By default the matrices in the groups "attention" and "matrices" of
-            :func:`~attsvm.optim.param_groups`.
+            :func:`~attsvm.optim.param_groups`; heads are those of "attention".
         heads: number of heads, for ``structure="head"``.
 
     Example:
@@ -98,11 +100,11 @@ class GradualPruning:
         params: Iterable[Tensor] | None = None,
         heads: int | None = None,
     ) -> None:
-        _check(sparsity, total_steps, start, end, every, initial, scope, structure, regrow)
+        _check(sparsity, total_steps, start, end, every, initial, scope, structure, regrow, heads)
         self.optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap them
         self.sparsity, self.initial, self.every, self.scope, self.regrow = sparsity, initial, every, scope, regrow
         self.first, self.last = round(start * total_steps), round(end * total_steps)
-        named = _prunable(self.optimizer, params)
+        named = _prunable(self.optimizer, params, structure)
         self.params = [param for _, param in named]
         self._units = _units(named, structure, heads)
         if regrow > 0 and any(is_sharded(param) for param in self.params):
@@ -298,28 +300,29 @@ def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
     return own if mask is None else own.copy_(mask)
 
 
-def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None) -> list[tuple[str, Tensor]]:
+def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None, structure: str | None) -> list[tuple[str, Tensor]]:
     """What to prune, with names."""
+    ours = ("attention",) if structure == "head" else ("attention", "matrices")
     wanted = None if params is None else {id(param) for param in params}
     found = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
         for name, param in zip(names, group["params"]):
-            if id(param) in wanted if wanted is not None else group.get("name") in ("attention", "matrices"):
+            if id(param) in wanted if wanted is not None else group.get("name") in ours:
                 found.append((name, param))
     if wanted is not None and len(found) < len(wanted):
         raise AttsvmError("params has a tensor that is not in the optimizer: pass parameters that it trains.")
     found = [(name, param) for name, param in found if param.ndim >= 2]
     if not found:
         raise AttsvmError(
-            "GradualPruning found no matrix to prune: make the optimizer's groups with "
-            "attsvm.optim.param_groups(model), or pass params=[…]."
+            f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "
+            "optimizer's groups with attsvm.optim.param_groups(model), or pass params=[…]."
         )
     return found
 
 
 def _units(named: list[tuple[str, Tensor]], structure: str | None, heads: int | None) -> list[_Unit]:
-    if structure == "head":
+    if heads is not None and structure == "head":
         return _heads(named, heads)
     made = []
     for name, param in named:
@@ -351,37 +354,37 @@ def _rows(param: Tensor) -> _Unit:
     return _Unit((param,), lambda: local(param).float().flatten(1).square().mean(1).sqrt(), size, masks)
 
 
-def _heads(named: list[tuple[str, Tensor]], heads: int | None) -> list[_Unit]:
+def _heads(named: list[tuple[str, Tensor]], heads: int) -> list[_Unit]:
     """Query, key and value matrices of one layer have their heads in common."""
-    if heads is None:
-        raise AttsvmError('structure="head" needs the number of heads: pass heads=….')
-    layers: dict[str, list[Tensor]] = {}
+    layers: dict[str, list[Heads]] = {}
     for name, param in named:
-        if re.search(r"q|k|v|attn|in_proj", name.lower().removesuffix(".weight").rsplit(".", 1)[-1]):
-            layers.setdefault(name.removesuffix(".weight").rpartition(".")[0], []).append(param)
-    made = []
-    for params in layers.values():
-        if any(is_sharded(param) for param in params) or any(param.shape[0] % heads for param in params):
-            raise AttsvmError(f"heads={heads} must divide the rows of whole query, key and value matrices.")
-        made.append(_layer_of_heads(tuple(params), heads))
-    return made
+        if is_sharded(param):
+            raise AttsvmError(f'structure="head" takes no sharded matrices, but {name} is one: leave it out of params.')
+        found = heads_of(name, param, heads)
+        if found is None:
+            raise AttsvmError(
+                f'structure="head" cannot tell {heads} heads of {name} ({"×".join(map(str, param.shape))}): '
+                "correct heads, or leave the matrix out of params."
+            )
+        layer = layers.setdefault(layer_of(name)[0], [])
+        if layer and layer[0].outputs != found.outputs:
+            raise AttsvmError(
+                f'structure="head" needs as many heads of keys and values as of queries, but {name} has '
+                f"{found.outputs} outputs and another matrix of its layer {layer[0].outputs}: leave the layer out."
+            )
+        layer.append(found)
+    return [_layer_of_heads(layer, heads) for layer in layers.values()]
 
 
-def _layer_of_heads(params: tuple[Tensor, ...], heads: int) -> _Unit:
-    # A packed matrix has its queries, keys and values one below another, each with all heads.
-    parts = [max(param.shape[0] // param.shape[1], 1) for param in params]
+def _layer_of_heads(layer: list[Heads], heads: int) -> _Unit:
+    params = tuple(found.weight for found in layer)
+    size = sum(param.numel() for param in params) // heads
 
     def scores() -> Tensor:
-        blocks = (param.float().view(part, heads, -1).square() for param, part in zip(params, parts))
-        sums = [block.sum((0, 2)) for block in blocks]
+        sums = [found.blocks().float().square().sum((0, 2)) for found in layer]
         return (torch.stack(sums).sum(0) / size).sqrt()
 
-    def masks(stays: Tensor) -> Sequence[Tensor]:
-        wide = ((param, stays.view(1, heads, 1).expand(part, heads, -1)) for param, part in zip(params, parts))
-        return [mask.repeat_interleave(param.numel() // mask.numel(), 2).view(param.shape) for param, mask in wide]
-
-    size = sum(param.numel() for param in params) // heads
-    return _Unit(params, scores, size, masks)
+    return _Unit(params, scores, size, lambda stays: [found.spread(stays) for found in layer])
 
 
 def _check(
@@ -394,6 +397,7 @@ def _check(
     scope: str,
     structure: str | None,
     regrow: float,
+    heads: int | None,
 ) -> None:
     for name, value in (("sparsity", sparsity), ("initial", initial), ("regrow", regrow)):
         if not 0 <= value < 1:
@@ -409,5 +413,9 @@ def _check(
         raise AttsvmError(f"structure must be one of {STRUCTURES}, but got {structure!r}.")
     if structure == "2:4" and sparsity != 0.5:
         raise AttsvmError(f'structure="2:4" makes half of the entries 0: sparsity must be 0.5, but got {sparsity}.')
+    if structure == "head" and heads is None:
+        raise AttsvmError('structure="head" needs the number of heads: pass heads=….')
+    if heads is not None and (not isinstance(heads, int) or heads < 1):
+        raise AttsvmError(f"heads must be a whole number above 0, but got {heads!r}.")
     if regrow > 0 and structure is not None:
         raise AttsvmError("regrow exchanges single entries: leave structure out.")

@@ -73,6 +73,10 @@ class Words:
         return words_html(self)
 
 
+_SHOWN = 10
+"""Words of an explanation that is printed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Why a text gets a class: `bias + contribution.sum() == score`.
@@ -121,13 +125,17 @@ class Explanation:
     def __str__(self) -> str:
         label = visible(str(self.label))
         lines = [f"{label}  probability {self.probability:.3f}, score {self.score:+.3f}, bias {self.bias:+.3f}"]
+        if not self.words:
+            lines.append("  no word that the model knows: the bias alone decides")
         for word, attention, direction, contribution, effect, opposed in zip(
-            self.words[:10], self.attention, self.direction, self.contribution, self.effect, self.opposed
+            self.words[:_SHOWN], self.attention, self.direction, self.contribution, self.effect, self.opposed
         ):
             without = f" (but leaving it out changes the score by {-effect:+.3f})" if opposed else ""
             lines.append(
                 f"  {contribution:+.3f} = attention {attention:.3f} × direction {direction:+.2f}  {word}{without}"
             )
+        if len(self.words) > _SHOWN:
+            lines.append(f"  {self.contribution[_SHOWN:].sum():+.3f} = {len(self.words) - _SHOWN} more")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
