@@ -64,7 +64,7 @@ def test_a_longer_run_goes_on_and_equals_one_in_a_piece(folder: Path) -> None:
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> None:
     """Kill -9 a run twice, and Ctrl-C it once; then let it end."""
-    arguments = [argument if argument != "400" else "20000" for argument in TRAIN] + ["--out", "killed"]
+    arguments = [argument if argument != "400" else "8000" for argument in TRAIN] + ["--out", "killed"]
     for number, delay in ((signal.SIGKILL, 0.5), (signal.SIGINT, 2.0), (signal.SIGKILL, 1.2)):
         process = Command(*arguments, cwd=folder)
         time.sleep(delay)
