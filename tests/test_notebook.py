@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import attsvm
+
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "objects.ipynb"
 
 
@@ -40,3 +42,21 @@ def test_the_notebook_runs_and_every_object_shows_itself() -> None:
         assert str(namespace["verdict"]).splitlines()[1].startswith("predicted limit")
     finally:
         pyplot.close("all")
+
+
+def test_entries_of_small_matrices_have_whole_coordinates() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    solution = attsvm.solve(attsvm.att_svm(attsvm.sphere(2, 3, 2, seed=1)))
+    try:
+        ax = solution.plot()
+        for ticks in (ax.get_xticks(), ax.get_yticks()):
+            assert all(tick == round(tick) for tick in ticks)
+    finally:
+        pyplot.close("all")
+
+
+def test_what_is_imported_late_is_completed_too() -> None:
+    assert {"audit", "basins", "falsify", "optim", "train"} <= set(dir(attsvm))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -298,3 +298,27 @@ def test_two_classes_of_one_name_are_not_confused(data: TokenData, tmp_path: Pat
         Trajectory.load(tmp_path / "run.npz")
     assert isinstance(Trajectory.load(tmp_path / "run.npz", geometry=first()).geometry, first)
     assert other is not first
+
+
+def test_functions_that_return_something_else_are_named(data: TokenData) -> None:
+    def total(f: Tensor) -> Tensor:
+        return f.sum()
+
+    def same(x: Tensor) -> Tensor:
+        return x
+
+    with pytest.raises(AttsvmError, match=r"loss total, .* must return a tensor of shape \(.*\), but got shape \(\)"):
+        attsvm.train(data, steps=2, loss=total)
+    with pytest.raises(AttsvmError, match=r"must return a tensor .* but got int 3"):
+        attsvm.train(data, steps=2, loss=cast(Any, lambda f: 3))
+    with pytest.raises(AttsvmError, match=r"head same, a number for each vector .* must return a tensor"):
+        attsvm.train(TokenData.cross(data.X, data.Z, Y=data.Y, head=same), steps=2)
+
+
+def test_a_state_that_is_no_dict_is_named(data: TokenData) -> None:
+    class Bare(HeavyBall):
+        def start(self, W: Tensor) -> dict[str, Tensor]:
+            return cast(Any, W)
+
+    with pytest.raises(AttsvmError, match="rule heavy-ball: start must return a dict of tensors by name"):
+        attsvm.train(data, rule=Bare(), steps=2)

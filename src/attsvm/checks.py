@@ -130,6 +130,14 @@ def _expected(symbols: list[str], sizes: dict[str, int]) -> str:
     return text + (f" with {', '.join(free)} ≥ 1" if free else "")
 
 
+def check_returned(what: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """What a function of the user's returned, if it is a tensor of that shape."""
+    if isinstance(value, Tensor) and value.shape == shape:
+        return value
+    got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else describe(value)
+    raise AttsvmError(f"{what} must return a tensor of shape {tuple(shape)}, but got {got}.")
+
+
 def describe(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__} of dtype {value.dtype}"

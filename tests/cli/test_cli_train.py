@@ -15,6 +15,7 @@ import pytest
 import torch
 from command_line import Command, run
 
+import attsvm
 from attsvm.dynamics import RULES, Trajectory
 from attsvm.geometry import Lp
 
@@ -42,6 +43,22 @@ def test_train_writes_trajectory_verdict_and_plots(folder: Path) -> None:
     assert trajectory.state.step == 400
     verdict = json.loads((folder / "run" / "verdict.json").read_text())
     assert verdict["summary"]["trials"] == 4
+
+
+def test_titles_are_not_cut_off(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from attsvm.cli._verdict import draw_run
+
+    figures: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attsvm.plots.save_figure", lambda figure, *_: figures.append(figure))
+        trajectory = attsvm.train(attsvm.sphere(3, 4, 6, trials=100), "l1.75", steps=20)
+        draw_run(trajectory, attsvm.verdict(trajectory), tmp_path)
+    figures[0].draw_without_rendering()
+    box = figures[0].axes[0].title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figures[0].bbox.width
 
 
 def test_verdict_prints_it_again(folder: Path) -> None:
@@ -90,8 +107,9 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> No
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
         (("train", "data.npz", "--steps", "10", "--seed", "3", "--out", "x"), "give --init-scale too"),
         (("verdict", "nowhere"), "holds no run"),
+        (("verdict", "run/trajectory.safetensors"), "is a file: give the folder of a run"),
     ],
-    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "seed", "no run"],
+    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "seed", "no run", "file of a run"],
 )
 def test_wrong_input(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     content = dict(np.load(folder / "data.npz"))

@@ -87,7 +87,10 @@ def test_the_atlas_shows_every_problem() -> None:
 
     atlas = basins(sphere(2, 3, 3, trials=3, seed=0), scales=(0.1, 1.0), starts=8, steps=50)
     figure = atlas.plot()
-    assert [ax.get_title()[:9] for ax in figure.axes] == ["problem 1", "problem 2", "problem 3"]
+    assert [ax.get_title()[:9] for ax in figure.axes] == ["problem 0", "problem 1", "problem 2"]
     for ax in figure.axes:
         tops = {round(bar.get_y() + bar.get_height(), 6) for bar in ax.patches}  # type: ignore[attr-defined]
         assert 100 in tops
+    best = next(row["tokens"] for row in atlas.table(0) if row["globally optimal"])
+    name = " ".join(str(t) for query in best for t in query)  # numbered as in Python
+    assert figure.axes[0].get_legend_handles_labels()[1][0].startswith(f"{name}, margin ")

@@ -25,6 +25,8 @@ def verdict_command(
     tol: Annotated[float | None, typer.Option(help="Direction error up to which a limit counts as reached.")] = None,
 ) -> None:
     """Judge a finished run again: which limit, reached or not, under which theorem, how fast."""
+    if run.is_file():
+        raise AttsvmError(f"{run} is a file: give the folder of a run, which attsvm train wrote.")
     if not (run / TRAJECTORY).is_file():
         raise AttsvmError(f"{run} holds no run: {TRAJECTORY} is missing; make one with attsvm train … --out {run}.")
     judged = verdict(Trajectory.load(run / TRAJECTORY), tol=REACHED if tol is None else tol)
@@ -43,11 +45,12 @@ def draw_run(trajectory: Trajectory, judged: Verdict, folder: Path) -> list[Path
     """The direction error and the softmax weight along the run, as .png and .svg; what was not recorded is left out."""
     from attsvm.plots import new_figure, save_figure, weight_figure
 
+    trials = f"{len(trajectory)} trial{'s' * (len(trajectory) != 1)}"
     records, name = trajectory.records, f"{trajectory.parameterization} in {trajectory.geometry.name}"
     figures = {}
     if "W" in records and len(trajectory):
         figures["direction"], ((ax,),) = new_figure(1, 1, (5.0, 3.4))
-        judged.plot(ax).set_title(f"{name}, {len(trajectory)} trials: distance to the SVM of the selected tokens")
+        judged.plot(ax).set_title(f"{name}: distance to the SVM\nof the selected tokens, {trials}")
     if {"top_weight", "log_rest"} <= records.keys() and len(trajectory):
         figures["weight"] = weight_figure(trajectory.steps, records["top_weight"], records["log_rest"], name)
     written = []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, bind_shape, check_real, check_same_kind
+from attsvm.checks import as_count, as_float, bind_shape, check_real, check_returned, check_same_kind
 from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
 from attsvm.named import kinds
@@ -296,7 +296,8 @@ class FunctionHead(Head):
         return self.dimension
 
     def h(self, x: Tensor) -> Tensor:
-        return self.function(x)
+        name = getattr(self.function, "__name__", "function")
+        return check_returned(f"head {name}, a number for each vector x[…, :],", self.function(x), x.shape[:-1])
 
     def bend(self) -> Tensor:
         return torch.full((self.B, 1), torch.nan, dtype=torch.float64)

@@ -227,7 +227,7 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        return f"Verdict on {len(self)} trials after {self.steps} steps"
+        return f"Verdict on {len(self)} trial{'s' * (len(self) != 1)} after {self.steps} step{'s' * (self.steps != 1)}"
 
     def __str__(self) -> str:
         return text_table(self.title, self.table())

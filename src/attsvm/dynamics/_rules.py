@@ -21,7 +21,10 @@ State = dict[str, Tensor]
 
 
 class Rule(ABC):
-    """How a block moves. `train` needs `start`, `weights` and `step`; `limit` tells `verdict` what to compare with."""
+    """How a block moves. `train` needs `start`, `weights` and `step`; `limit` tells `verdict` what to compare with.
+
+    A block is (rows, columns, B), with the trial last, and so are the tensors of a state, which is a dict.
+    """
 
     name: ClassVar[str]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.checks import describe
 from attsvm.data import TokenData
 from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._compile import Stepper
@@ -44,6 +45,11 @@ def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[
     """The states at the weights `blocks` (B, …), (B, …) each. They are made in chunks, as in a run, so that a trial's
     bits do not depend on the others."""
     parts = [{name: rule.start(trial_last(block[trials])) for name, block in blocks.items()} for trials in chunks(data)]
+    for state in parts[0].values():
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise AttsvmError(
+                f"rule {rule.name}: start must return a dict of tensors by name, but got {describe(state)}."
+            )
     return {
         name: {key: torch.cat([trial_first(part[name][key]) for part in parts])[: data.B] for key in state}
         for name, state in parts[0].items()

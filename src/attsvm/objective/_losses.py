@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from attsvm.checks import describe
+from attsvm.checks import check_returned, describe
 from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError
 from attsvm.named import kinds
@@ -178,7 +178,7 @@ class FunctionLoss(Loss):
         object.__setattr__(self, "name", getattr(self.function, "__name__", type(self.function).__name__))
 
     def value(self, f: Tensor) -> Tensor:
-        return self.function(f)
+        return check_returned(f"loss {self.name}, a number for each entry of f,", self.function(f), f.shape)
 
 
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(), Correlation(), Log())}

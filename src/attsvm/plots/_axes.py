@@ -60,8 +60,12 @@ def draw_band(ax: Axes, x: Tensor, values: Tensor, colour: str, line: str, label
 
 def draw_matrix(ax: Axes | None, W: Tensor, title: str) -> Axes:
     """The entries of W (d, e) by colour, 0 white; a vector (e = 1) as bars."""
+    import_matplotlib()
+    from matplotlib.ticker import MaxNLocator
+
     ax = own_axes(ax)
     entries = W.detach().double().cpu().numpy()
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))  # coordinates
     if entries.shape[1] == 1:
         ax.bar(np.arange(len(entries)), entries[:, 0], color=BLUE)
         ax.axhline(0, color="black", lw=0.8)
@@ -69,6 +73,7 @@ def draw_matrix(ax: Axes | None, W: Tensor, title: str) -> Axes:
         return ax
     largest = np.nanmax(np.abs(entries), initial=0.0) or 1.0
     picture = ax.imshow(entries, cmap="RdBu", vmin=-largest, vmax=largest)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.figure.colorbar(picture, ax=ax, label="entry of W", shrink=0.85)
     ax.set(xlabel="query coordinate", ylabel="token coordinate", title=title)
     return ax

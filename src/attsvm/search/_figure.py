@@ -39,13 +39,13 @@ def basins_figure(atlas: Basins, trials: int = 4) -> Figure:
             else:
                 colour, hatch = _LOCAL[min(local, 4)], _HATCHES[min(local, 4)]
                 local += 1
-            name = " ".join(str(t + 1) for query in row["tokens"] for t in query)
+            name = " ".join(str(t) for query in row["tokens"] for t in query)
             label = f"{name}, margin {row['margin']:.2g}" if local <= 4 else None
             ax.bar(x, height, 0.8, bottom, color=colour, hatch=hatch, edgecolor="white", label=label)
             bottom = bottom + height
         ax.bar(x, 100 - bottom, 0.8, bottom, color="0.8", label="not final" if bottom.min() < 99.9 else None)
         ax.set(xticks=x, xticklabels=labels, ylim=(0, 100), xlabel="scale of W(0)")
-        ax.set_title(f"problem {trial + 1}: locally optimal choices: {len(rows)}")
+        ax.set_title(f"problem {trial}: locally optimal choices: {len(rows)}")
         ax.legend(
             fontsize=8, title="tokens selected", title_fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18)
         )

@@ -77,7 +77,8 @@ def checks(rows: Rows) -> list[Check]:
                 ratios[p, q] = float(cell[f"svm{p}_path{q}"][chosen, -1].mean() / own) if chosen.any() else np.nan
                 counts.append(int(chosen.sum()))
             (p, q), least = min(ratios.items(), key=lambda item: item[1])
-            note = f"smallest for the ℓ{q} path and the ℓ{p} solution; {min(counts)} to {max(counts)} trials"
+            trials = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+            note = f"smallest for the ℓ{q} path and the ℓ{p} solution; {trials} trials"
             name = f"off-diagonal over diagonal, {steps}, {kind}: smallest ratio of means"
             found.append(at_least(name, least, FAR, "the divergence to the other solutions does not vanish", note))
     return found
