@@ -30,7 +30,7 @@ def report_command(
     sections = gather(runs, own)
     output = console()
     write_report(sections, runs, out)
-    output.print(f"wrote {out}: {len(sections)} experiments", highlight=False)
+    output.print(f"wrote {out}: {len(sections)} experiment{'s' * (len(sections) != 1)}", highlight=False)
     if figures is not None:
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}", highlight=False)
