@@ -13,6 +13,7 @@ from command_line import run
 from safetensors.numpy import load_file
 
 import attsvm
+from attsvm.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,21 @@ main()
     assert "Interrupted" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_reproduction_says_that_it_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(experiments: object, out: Path, **options: object) -> None:
+        out.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attsvm.experiments.run_experiments", interrupted)
+    monkeypatch.setattr("sys.argv", ["attsvm", "reproduce", "svm-fig1", "--out", str(tmp_path / "runs")])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert f"Finished batches are kept in {tmp_path / 'runs'}: the same command resumes." in capsys.readouterr().err
 
 
 def test_interrupting_while_it_loads(tmp_path: Path) -> None:

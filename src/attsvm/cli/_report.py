@@ -33,7 +33,7 @@ def report_command(
     sections = gather(runs, own)
     output = console()
     write_report(sections, runs, out)
-    output.print(f"wrote {out}: {len(sections)} experiments")
+    output.print(f"wrote {out}: {len(sections)} experiment{'s' * (len(sections) != 1)}")
     if figures is not None:
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}")

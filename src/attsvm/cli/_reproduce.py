@@ -68,7 +68,12 @@ def reproduce_command(
             raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
         workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
-    run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
+    try:
+        run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
+    except KeyboardInterrupt:
+        if out.is_dir():
+            typer.echo(f"Finished batches are kept in {out}: the same command resumes.", err=True)
+        raise
     for line in left_out:
         console().print(line)
     waiting = _unfinished(chosen, out)
