@@ -116,3 +116,17 @@ def test_bad_input_is_refused() -> None:
         falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, free=("W",))
     with pytest.raises(AttsvmError, match="ℓp norm"):
         Descent(10, geometry="nuclear").run(attsvm.sphere(1, 2, 2))
+
+
+def test_functions_of_the_conjecture_are_checked() -> None:
+    def always(data: TokenData) -> torch.Tensor:
+        return torch.ones(data.B, dtype=torch.bool)
+
+    descent = Descent(5, 0.1, "correlation")
+    with pytest.raises(AttsvmError, match=r"conclusion, .* must return a tensor of shape \(8,\), but got int 3"):
+        falsify(lambda run: 3, always, descent, n=2, batch=8, rounds=1)  # type: ignore[arg-type, return-value]
+    with pytest.raises(AttsvmError, match=r"given, .* must return a tensor of shape \(8,\), but got bool True"):
+        falsify(optimal_tokens_lead, lambda data: True, descent, n=2, batch=8, rounds=1)  # type: ignore[arg-type]
+    endless = Descent(5, lambda data: torch.full((data.B,), torch.inf), "correlation")
+    with pytest.raises(AttsvmError, match="lr must be above 0 and finite for all instances, but it is inf"):
+        falsify(optimal_tokens_lead, always, endless, n=2, batch=8, rounds=1)

@@ -42,7 +42,14 @@ class Descent:
     def step_sizes(self, data: TokenData) -> Tensor:
         """η (B,)."""
         if callable(self.lr):
-            return self.lr(data).to(data.X).expand(data.B)
+            sizes = torch.as_tensor(self.lr(data)).to(data.X).expand(data.B)
+            wrong = sizes[~(sizes.isfinite() & (sizes > 0))]
+            if len(wrong):
+                raise AttsvmError(
+                    f"lr must be above 0 and finite for all instances, but it is {wrong[0]:g} for one: "
+                    "let given leave such instances out."
+                )
+            return sizes
         return data.X.new_full((data.B,), self.lr)
 
     def run(self, data: TokenData) -> Trajectory:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_real, describe
+from attsvm.checks import as_count, as_real, check_returned, describe
 from attsvm.data import LinearHead, TokenData
 from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
@@ -90,7 +90,7 @@ def falsify(
         counts, so that a temporary violation is none."""
         data = instances.data()
         found = torch.full((len(instances),), torch.inf, dtype=torch.float64)
-        holds = _number(given(data)) > 0
+        holds = _number("given", given(data), len(instances)) > 0
         if bool(holds.any()):
             run = descent.run(data[holds])
             found[holds] = _slack(conclusion, run)
@@ -107,7 +107,7 @@ def falsify(
             return None
         fresh = Instance.draw(batch, n, T, d, e, free, entries, generator)
         trial = fresh if best is None else Instance.cat([fresh[: batch // 2], best.mutated(free, entries, generator)])
-        trial = trial[_number(given(trial.data())) > 0]
+        trial = trial[_number("given", given(trial.data()), len(trial)) > 0]
         looked_at += len(trial)
         values = slack_of(trial)
         hits = values <= 0
@@ -142,9 +142,10 @@ def _confirmed(
 
 
 def _slack(conclusion: Callable[[Trajectory], Tensor], run: Trajectory) -> Tensor:
-    return _number(conclusion(run)).nan_to_num(nan=torch.inf)
+    return _number("conclusion", conclusion(run), len(run)).nan_to_num(nan=torch.inf)
 
 
-def _number(x: Tensor) -> Tensor:
+def _number(name: str, value: Tensor, trials: int) -> Tensor:
     """Booleans as ±1."""
+    x = check_returned(f"{name}, a value for each trial,", value, (trials,))
     return torch.where(x, 1.0, -1.0).double() if x.dtype == torch.bool else x.double()
