@@ -162,7 +162,7 @@ def test_one_class_alone_is_refused(tokenizer: Path, tmp_path: Path) -> None:
 def test_rows_are_counted_in_their_split(tokenizer: Path, tmp_path: Path) -> None:
     for name, row in (("label", ("so so", None, "test")), ("text", (None, 1, "test"))):
         table = write_reviews(tmp_path / "missing.parquet", [*both(REVIEWS), row])
-        with pytest.raises(AttsvmError, match=f"missing.parquet, split test: row 4 has no {name} in column"):
+        with pytest.raises(AttsvmError, match=f"missing.parquet, split test: row 5 has no {name} in column"):
             load_data(table, tokenizer=tokenizer)
 
 
@@ -320,7 +320,7 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     assert "4 train and 4 test rows" in CliRunner().invoke(app, tokens).output
     done = fit_command(str(tmp_path / "tokens.npz"), "--optimizer", "mirror-adam", out=tmp_path / "run")
     assert done.exit_code == 0, done.output
-    assert "1 epochs (all epochs done)" in done.output
+    assert "1 epoch (all epochs done)" in done.output
     metrics = pq.read_table(tmp_path / "run" / "metrics.parquet")
     assert metrics["epoch"].to_pylist() == [1]
     assert 0 <= metrics["test_accuracy"][0].as_py() <= 1
