@@ -45,7 +45,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"Tensor|Figure|Axes|Path"),
     # bases, aliases and type variables that nobody names
     (r"py:.*", r"attsvm\.dynamics\._optimizers\._OnWeights|attsvm\.optim\._(base\.MirrorOptimizer|edits\.Watch)"),
-    (r"py:.*", r"attsvm\.plots\._common\.F|attsvm\.transformer\._pivotal\.Review|Params|Columns"),
+    (
+        r"py:.*",
+        r"attsvm\.plots\._common\.F|attsvm\.progress\.Tell|attsvm\.transformer\._pivotal\.Review|Params|Columns",
+    ),
 ]
 autodoc_default_options = {"members": True, "imported-members": True}
 autodoc_typehints = "signature"
