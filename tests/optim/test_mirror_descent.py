@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attsvm import AttsvmError, Lp, MarginProblem, solve
-from attsvm.optim import MirrorDescent, _native
+from attsvm.optim import MirrorDescent, _fused
 from attsvm.optim._mirror_map import inverse_exponent, signed_power, whole_exponent
 from attsvm.optim._norms import dual_norms
 
@@ -522,7 +522,7 @@ def test_fused_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch):
     w.grad = torch.ones_like(w)
     with pytest.raises(AttsvmError, match="fused=True needs dense parameters in float32 or bfloat16 on a CPU"):
         MirrorDescent([w], fused=True).step()
-    monkeypatch.setattr(_native, "compiler", lambda: None)
+    monkeypatch.setattr(_fused, "compiler", lambda: None)
     w = torch.nn.Parameter(torch.ones(3))
     w.grad = torch.ones_like(w)
     with pytest.raises(AttsvmError, match=r"fused=True needs a C\+\+ compiler"):

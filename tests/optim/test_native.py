@@ -6,10 +6,11 @@ from small_task import MAKERS, fit, network, same
 from torch import Tensor, nn
 
 from attsvm import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import MirrorAdam, MirrorDescent, _native
 from attsvm.optim._mirror_map import inverse_exponent, signed_power
 
-pytestmark = pytest.mark.skipif(_native.compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 by_name = pytest.mark.parametrize("name", MAKERS)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import _native
 from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import Step, leaves_weights, whole_exponent
@@ -45,7 +46,7 @@ def _why_not(weight: Tensor) -> str | None:
         names = "float32 or bfloat16 on a CPU" if weight.is_cpu else "float32, bfloat16 or float16 on CUDA"
         return f"dense parameters in {names}, but one is {weight.dtype} on {weight.device}"
     if weight.is_cpu:
-        return None if _native.compiler() else "a C++ compiler on a CPU, and found none"
+        return None if compiler() else "a C++ compiler on a CPU, and found none"
     return None if _triton is not None else "Triton, which cannot be imported"
 
 

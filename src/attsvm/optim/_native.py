@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.native import compiled, compiler
-
-__all__ = ["DTYPES", "adam", "compiler", "descend", "power_sums"]
+from attsvm.native import compiled
 
 DTYPES = (torch.float32, torch.bfloat16)
 LEAST_SHARED = 1 << 15  # entries that are worth a thread
