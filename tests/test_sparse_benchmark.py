@@ -96,6 +96,7 @@ def test_muon_is_that_of_torch() -> None:
     assert (found - start).norm() > 20 * (found - expected).norm()
 
 
+MUON_FIRST = {"muon_until": 0.2, "muon_lr": 0.004}
 METHODS = (
     {"method": "adamw"},
     {"method": "muon"},
@@ -103,7 +104,11 @@ METHODS = (
     {"method": "mirror", "options": {"p": 1.1}},
     {"method": "mirror", "options": {"p": 1.5, "l1": 0.05}},
     {"method": "mirror", "options": {"p": 1.1, "p_from": 2.0}},
-    {"method": "mirror", "options": {"p": 1.1, "muon_until": 0.2, "muon_lr": 0.004}},
+    {"method": "mirror", "options": {"p": 1.1, **MUON_FIRST}},
+    {
+        "method": "mirror",
+        "options": {"p": 1.1, "distil": 0.5, "teacher_lr": 0.004, **MUON_FIRST},
+    },
     {"method": "powerprop", "options": {"alpha": 2.0}},
     {"method": "padam", "options": {"q": 0.8, "decay": 0.01}},
     {"method": "rigl"},
@@ -120,6 +125,18 @@ def test_every_method_trains_to_the_share_of_zeros(method: dict[str, Any], tmp_p
     (row,) = training.train_family(family, corpus, shape, fused=False)
     assert row["zeros"] == pytest.approx(0.8, abs=2e-3)
     assert row["test"] < np.log(32)
+
+
+def test_distilled_labels_are_a_mixture() -> None:
+    torch.manual_seed(0)
+    teacher, student = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+    x, y = torch.randn(5, 3), torch.randint(4, (5,))
+    labels = 0.7 * torch.nn.functional.one_hot(y, 4) + 0.3 * teacher(x).softmax(-1)
+    expected = -(labels * student(x).log_softmax(-1)).sum(-1).mean()
+    found = training.distilled(student, teacher, (x, y), 0.3)
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    assert teacher.weight.grad is None
 
 
 def test_the_grid_of_rates_grows_while_the_best_lies_at_its_edge() -> None:

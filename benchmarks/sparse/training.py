@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
         logits = model(x)
     return F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
+
+
+def distilled(model: nn.Module, teacher: nn.Module, batch: tuple[Tensor, Tensor], share: float) -> Tensor:
+    """Cross-entropy with labels that are, to this share, the teacher's probabilities."""
+    x, y = batch
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        with torch.no_grad():
+            soft = teacher(x).float().flatten(0, -2).softmax(-1)
+        logits = model(x)
+    logits = logits.float().flatten(0, -2)
+    return (1 - share) * F.cross_entropy(logits, y.flatten()) + share * F.cross_entropy(logits, soft)
+
+
+@cache
+def compiled() -> Callable[..., Tensor]:
+    return torch.compile(distilled)
 
 
 def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optimizer]:
@@ -154,13 +171,16 @@ def train_family(
         return _Run(family, corpus, shape, losses, trained, total, fused)
 
     run = from_start()
+    if "distil" in family.options:
+        run.learn_from_muon(float(family.options["teacher_lr"]), start_weights)
     run.advance(common)
     start = run.snapshot() if common else None
     for sparsity in family.sparsities:
         if family.key(sparsity) in done:
             continue
         if start is None:
-            run = from_start()
+            teacher, run = run.teacher, from_start()
+            run.teacher = teacher
         else:
             run.restore(start)
         if "muon_until" in family.options:
@@ -206,6 +226,7 @@ class _Run:
         self.optimizers = make_optimizers(model, family, fused)
         self.batches = corpus.batches(shape, 1000 + family.seed)
         self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.device)
+        self.teacher: nn.Module | None = None
 
     def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
         began, rates = time.perf_counter(), (self.lr, self.family.rest_lr)
@@ -218,7 +239,12 @@ class _Run:
                 for group in optimizer.param_groups:
                     group["lr"] = lr * factor
                 optimizer.zero_grad()
-            loss = self.losses(self.model, next(self.batches))
+            if self.teacher is None:
+                loss = self.losses(self.model, next(self.batches))
+            else:
+                share = float(self.family.options["distil"])
+                with_teacher = distilled if self.losses is loss_of else compiled()
+                loss = with_teacher(self.model, self.teacher, next(self.batches), share)
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), self.family.clip)
             for optimizer in self.optimizers:
@@ -231,6 +257,15 @@ class _Run:
         if self.recent.is_cuda:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
+
+    def learn_from_muon(self, lr: float, start: dict[str, Tensor]) -> None:
+        """Train a dense teacher with Muon, from the same start; then go back to it."""
+        own, by_muon = self.family, replace(self.family, method="muon", options={}, lr=lr)
+        teacher = _Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
+        teacher.advance(self.total)
+        self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.model.load_state_dict(start)
+        torch.manual_seed(own.seed)
 
     def advance_by_muon(self, share: float, lr: float) -> None:
         """Muon's steps at first; then the family's own method goes on from its weights, with new moments."""

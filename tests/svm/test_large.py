@@ -16,7 +16,7 @@ from torch import Tensor
 import attsvm
 from attsvm import MarginProblem, MaxMargin, TokenData, att_svm, gen_svm, solve, sphere
 from attsvm.embeddings import Sequences
-from attsvm.svm import EmbeddingProblem, TokenProblem, _large, _solve
+from attsvm.svm import EmbeddingProblem, TokenProblem, _augmented, _large, _solve
 
 
 def planted(n: int = 700, T: int = 20, d: int = 4, e: int = 3, K: int = 1, seed: int = 0) -> tuple[TokenData, Tensor]:
@@ -70,6 +70,38 @@ def test_many_unknowns_are_solved_by_conjugate_gradients_and_factors() -> None:
     tight = (solution.multipliers > 0)[0]
     few = MarginProblem.from_rows(formed.A[0][tight], formed.Z[0][tight.nonzero()[:, 0]])
     assert solve(few).norm.item() == pytest.approx(solution.norm.item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("unknowns", [6, 24])
+def test_a_minimisation_that_runs_out_of_steps_goes_on_in_the_next_round(unknowns: int, monkeypatch: Any) -> None:
+    data, tokens = planted(T=18, d=unknowns, e=unknowns)
+    usual = solve(att_svm(data, tokens), tol=1e-7)
+    monkeypatch.setattr(_augmented, "_NEWTON_STEPS", 2)
+    short = solve(att_svm(data, tokens), tol=1e-7)
+    assert short.solved.all()
+    assert short.iterations > usual.iterations
+    torch.testing.assert_close(short.norm, usual.norm, rtol=2e-7, atol=0)
+
+
+def test_factors_in_float32_give_way_where_they_do_not_serve(monkeypatch: Any) -> None:
+    """More rows at the margin than unknowns: the Gram matrix is singular but for 1/σ."""
+    monkeypatch.setattr(_augmented, "_LIGHT_ROWS", 10)
+    monkeypatch.setattr(_augmented, "_STALE", 1)
+    made: list[torch.dtype] = []
+    init = _augmented._RowFactor.__init__
+
+    def noted(self: Any, *args: Any) -> None:
+        init(self, *args)
+        made.append(self.dtype)
+
+    monkeypatch.setattr(_augmented._RowFactor, "__init__", noted)
+    data, tokens = planted(T=18, d=16, e=12)
+    solution = solve(att_svm(data, tokens), tol=1e-9)
+    assert solution.solved.all()
+    assert made[0] == torch.float32
+    assert made[-1] == torch.float64
+    first = made.index(torch.float64)
+    assert set(made[first:]) == {torch.float64}  # once and for all
 
 
 @pytest.mark.parametrize("norm", ["l2", "l3"])

@@ -17,13 +17,29 @@ from attsvm.experiments._draw import Axes, Series
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.transformers import interval
 
-__all__ = ["SEEDS", "SHARES", "SOURCE", "chosen_rate", "curve", "exact_zeros", "kept_rows", "lead", "method_of", "read"]
+__all__ = [
+    "BARS",
+    "SEEDS",
+    "SHARES",
+    "SOURCE",
+    "alone",
+    "chosen_rate",
+    "curve",
+    "exact_zeros",
+    "kept_rows",
+    "leads",
+    "method_of",
+    "read",
+    "share_axis",
+]
 
 SOURCE = "sparse"
 """The data set's name: a folder with rows.parquet, the kept rows of benchmarks/sparse."""
 SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 SEEDS = (1, 2, 3)
 TUNED_AT = 0.9
+BARS = {0.95: 0.04, 0.98: 0.08}
+"""So much lower than AdamW's the loss should be, by share of zeros."""
 
 Row = dict[str, Any]
 
@@ -61,29 +77,44 @@ def chosen_rate(rows: Sequence[Row], share: float) -> Row | None:
     return min(tuned, key=lambda row: row["validation"] if math.isfinite(row["validation"]) else math.inf, default=None)
 
 
-def read(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
-    """Test losses of the fresh seeds at the chosen rate, and of the seed that chose it; nan where there is no run."""
+def read(
+    params: Params,
+    wanted: Mapping[str, Any],
+    trials: range,
+    data: Mapping[str, str],
+    notes: Sequence[str] = ("main",),
+) -> Columns:
+    """What the fresh seeds reach at the chosen rate, and the loss of the seed that chose it; nan where there is no
+    run. `notes` are what the runs are for."""
     rows = [row for row in kept_rows(data[SOURCE]) if method_of(row) == params["method"]]
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
     there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
-    fresh = {row["seed"]: row for row in there if row["note"] == "main"}
+    fresh = {row["seed"]: row for row in there if row["note"] in notes}
     found = [fresh.get(SEEDS[trial], {}) for trial in trials]
-    columns = {name: np.array([row.get(name, np.nan) for row in found]) for name in ("test", "zeros", "lr")}
-    tuned = best["test"] if best is not None and best["sparsity"] == share else np.nan
-    return columns | {"tuned": np.full(len(found), tuned)}
+    columns = {name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")}
+    return {**columns, **alone(best if best is not None and best["sparsity"] == share else {}, len(found))}
 
 
-def curve(ax: Axes, rows: Rows, look: Series, label: str) -> None:
+def alone(row: Row, count: int) -> Columns:
+    """Columns of a run of one seed, without fresh ones beside it."""
+    return {name: np.full(count, row.get(key, np.nan)) for name, key in (("tuned", "test"), ("tuned_zeros", "zeros"))}
+
+
+def _numbers(name: str, found: Sequence[Row]) -> np.ndarray:
+    return np.array([np.nan if row.get(name) is None else row[name] for row in found])
+
+
+def curve(ax: Axes, rows: Rows, look: Series, label: str, value: str = "test") -> None:
     """Means of seeds with their 95% intervals, over the share of entries that are not 0; a hollow mark where there is
-    only the seed that chose the rate."""
+    only one seed, of which the loss is known."""
     points = []
-    for params, columns in rows:
-        there = np.isfinite(columns["test"])
+    for _, columns in rows:
+        there = np.isfinite(columns[value])
         if there.any():
-            points.append((100 * (1 - columns["zeros"][there].mean()), *interval(columns["test"][there]), True))
-        elif np.isfinite(columns["tuned"][0]):
-            points.append((100 * (1 - params["sparsity"]), columns["tuned"][0], np.nan, False))
+            points.append((100 * (1 - columns["zeros"][there].mean()), *interval(columns[value][there]), True))
+        elif value == "test" and np.isfinite(columns["tuned"][0]):
+            points.append((100 * (1 - columns["tuned_zeros"][0]), columns["tuned"][0], np.nan, False))
     if not points:
         return
     x, mean, half, fresh = (np.array(column) for column in zip(*sorted(points)))
@@ -109,8 +140,20 @@ def lead(what: str, base: np.ndarray, ours: np.ndarray, bar: float) -> Check:
     return Check(f"{what} is below AdamW by {bar}, beyond the noise", "", found, bool(ahead >= bar and apart))
 
 
+def leads(rows: Rows, where: str, methods: Sequence[str], bars: Mapping[float, float], **setting: Any) -> list[Check]:
+    """`lead` of each method at each share, where there are two seeds or more."""
+    made = []
+    for share, bar in bars.items():
+        base = rows.where(method="AdamW", sparsity=share, **setting)["test"]
+        for method in methods:
+            ours = rows.where(method=method, sparsity=share, **setting)["test"]
+            if np.isfinite(base - ours).sum() >= 2:
+                made.append(lead(f"{where}, {share:.0%} zeros: {method}", base, ours, bar))
+    return made
+
+
 def exact_zeros(rows: Rows) -> Check:
-    """Of all pruned runs."""
+    """Of all runs with gradual pruning."""
     zeros = [(p["sparsity"], c["zeros"][np.isfinite(c["zeros"])]) for p, c in rows if p["sparsity"] > 0]
     far = max((float(np.abs(share - found).max()) for share, found in zeros if len(found)), default=np.nan)
     return Check("the share of exact zeros is the one asked for", "", f"within {far:.0e}", far < 1e-4)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
-_NEWTON_STEPS = 30
+_NEWTON_STEPS = 60
 _FORCING = 0.1
 """Fraction of the residual at which conjugate gradients stop."""
 
@@ -26,6 +26,9 @@ _LARGEST_FACTOR = 9000
 
 _STALE = 25
 """Steps with the factor of an earlier S, before a new one is made."""
+
+_LIGHT_ROWS = 2500
+"""Rows from which a factor is made in float32, as long as that serves."""
 
 _SINGLE = 2**20
 """Entries of rows from which directions are found in float32."""
@@ -76,31 +79,41 @@ class Augmented:
     def __init__(self, W: Tensor) -> None:
         self.W = W
         self.sigma = 10.0
+        self.steps = 0  # that the last minimisation took
+        # Directions need few digits: float32, as long as it serves. On a GPU it would save little, and its products may
+        # have no more than ten bits there (TF32).
+        self._light = not W.is_cuda
         self._factor: _RowFactor | _UnknownFactor | None = None
 
+    @property
+    def at_minimum(self) -> bool:
+        return self.steps < _NEWTON_STEPS
+
     def minimise(self, rows: WorkingRows, lam: Tensor, accuracy: float) -> Tensor:
-        """Move W to the minimiser, up to a gradient of `accuracy` of W; the next multipliers."""
+        """Move W to the minimiser, up to a gradient of `accuracy` of W; the next multipliers. Those of a W on its way
+        there would be wild: then they stay, and the next round goes on."""
         sigma = self.sigma
-        FW, pull = rows.apply(self.W), torch.zeros_like(lam)
-        for step in range(_NEWTON_STEPS + 1):
+        FW = rows.apply(self.W)
+        for self.steps in range(_NEWTON_STEPS):
             r = rows.b - FW + lam / sigma
             inside = (r > 0) | rows.equality
             pull = torch.where(inside, r, 0.0)
             gradient = self.W - sigma * rows.adjoint(pull)
             size = torch.linalg.vector_norm(gradient)
-            if step == _NEWTON_STEPS or bool(size <= accuracy * torch.linalg.vector_norm(self.W)):
-                break
+            if bool(size <= accuracy * torch.linalg.vector_norm(self.W)):
+                return sigma * pull
             dW = size * self._direction(rows.take(inside.nonzero()[:, 0]), -gradient / size)
             dF = rows.apply(dW)
             length = _longest_descent(self.W, dW, r, dF, rows.equality, sigma)
             self.W, FW = self.W + length * dW, FW + length * dF
-        return sigma * pull
+        self.steps = _NEWTON_STEPS
+        return lam
 
     def _direction(self, active: WorkingRows, right: Tensor) -> Tensor:
-        """(I + σF_S'F_S)⁻¹ right, to a small fraction of it. Directions need few digits, so that float32 will do."""
+        """(I + σF_S'F_S)⁻¹ right, to a small fraction of it."""
         k, (d, e) = len(active), right.shape
         D = d * e
-        single = k * D > _SINGLE and self.sigma < 1e6
+        single = k * D > _SINGLE and self.sigma < 1e6 and self._light
         rows = Products(active.A.float(), active.Z.float()) if single else active
         right = right.to(rows.A.dtype)
         by_rows, by_unknowns = k**3 / 3 + 2 * k * k * (d + e), D**3 / 3 + 2 * k * D * D
@@ -116,7 +129,11 @@ class Augmented:
         x, done = self._conjugate_gradients(rows, right, torch.zeros_like(right), first)
         if not (done or hopeless):
             self._factor = self._factored(active, of_rows)
-            x, _ = self._conjugate_gradients(rows, right, x, budget)
+            x, done = self._conjugate_gradients(rows, right, x, _STALE if self._light else budget)
+        if self._light and not (done or hopeless):
+            self._light = False
+            self._factor = self._factored(active, of_rows)
+            x, _ = self._conjugate_gradients(active, right.double(), x.double(), budget)
         return x.double()
 
     def _conjugate_gradients(self, rows: Products, right: Tensor, x: Tensor, budget: int) -> tuple[Tensor, bool]:
@@ -142,7 +159,7 @@ class Augmented:
         return x, False
 
     def _factored(self, active: WorkingRows, of_rows: bool) -> _RowFactor | _UnknownFactor | None:
-        factor = (_RowFactor if of_rows else _UnknownFactor)(active, self.sigma)
+        factor = _RowFactor(active, self.sigma, self._light) if of_rows else _UnknownFactor(active, self.sigma)
         return factor if factor.exists else None
 
 
@@ -171,9 +188,9 @@ class _RowFactor:
     [K₀ E_R K₀_A; E_R' 0 0; K_A0 0 K_A](y₀, μ, y_A) = (r₀, 0, r_A): the multipliers of R are held at zero by μ.
     """
 
-    def __init__(self, active: WorkingRows, sigma: float) -> None:
-        # The factor only steers: half the digits, twice as fast.
-        self.dtype = torch.float32 if len(active) > 2500 else torch.float64
+    def __init__(self, active: WorkingRows, sigma: float, light: bool) -> None:
+        # The factor only steers: half the digits may do, twice as fast.
+        self.dtype = torch.float32 if light and len(active) > _LIGHT_ROWS else torch.float64
         self.rows, self.code = self._light(active), active.code
         least = 1e-6 if self.dtype == torch.float32 else 1e-14
         self.delta = max(1 / sigma, least)
@@ -235,7 +252,9 @@ def _longest_descent(W: Tensor, dW: Tensor, r: Tensor, dF: Tensor, equality: Ten
     if not rises(1.0):
         return 1.0
     low, high = 0.0, 1.0
-    for _ in range(20):
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if rises(middle) else (middle, high)
+        if high - low <= 1e-3 * high:
+            break
     return (low + high) / 2

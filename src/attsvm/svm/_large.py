@@ -35,6 +35,9 @@ PATIENCE = 25
 _SUSPICIOUS = (1e-6, 1e-7, 1e-8)
 """Where A'λ has cancelled to these fractions of its terms, a proof of infeasibility is tried, once each."""
 
+_FEW_STEPS = 25
+"""Newton steps up to which the penalty may grow tenfold."""
+
 _MOST_FOR_PROOF = 2000
 """Rows that are solved anew for such a proof."""
 
@@ -197,8 +200,9 @@ class _Euclidean:
             count *= 4
 
     def tighten(self, inside: bool, gap: float, tol: float) -> None:
-        if inside:  # the set itself is not solved well enough
-            self.state.sigma = min(self.state.sigma * (3 if gap > 1e-2 else 10), 1e10)
+        if inside and self.state.at_minimum:  # the set itself is not solved well enough
+            few = gap <= 1e-2 and self.state.steps <= _FEW_STEPS
+            self.state.sigma = min(self.state.sigma * (10 if few else 3), 1e10)
 
 
 class _Other:

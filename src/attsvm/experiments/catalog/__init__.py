@@ -71,6 +71,9 @@ MODULES = (
     "ntp_svm",
     "ntp_graph",
     "sparse_gpt",
+    "sparse_wikitext",
+    "sparse_vit",
+    "sparse_lr",
 )
 
 CATALOG: dict[str, Experiment] = {}

@@ -1,0 +1,88 @@
+"""One learning rate for all sizes: loss against the rate at six widths and scales of the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from attsvm.experiments._checks import Check
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments.sparse_rows import SOURCE, kept_rows, method_of
+from attsvm.experiments.transformers import nothing_yet
+
+METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5")
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+MODELS = {
+    "width 128": (128, 1.0),
+    "width 256": (256, 1.0),
+    "width 512": (512, 1.0),
+    "width 1024": (1024, 1.0),
+    "width 256, start × 0.1": (256, 0.1),
+    "width 256, start × 10": (256, 10.0),
+}
+
+
+def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
+    width, scale = MODELS[params["model"]]
+    wanted = {"note": "lr", "width": width, "scale": scale, "lr": params["lr"], "seed": 0}
+    rows = [row for row in kept_rows(data[SOURCE]) if all(row.get(name) == value for name, value in wanted.items())]
+    found = [row["validation"] for row in rows if method_of(row) == params["method"]]
+    return {"loss": np.full(len(trials), found[0] if found else np.nan)}
+
+
+def losses(rows: Rows, method: str) -> np.ndarray:
+    """(models, rates); ∞ where a run broke down."""
+    found = [[rows.where(method=method, model=model, lr=lr)["loss"][0] for lr in RATES] for model in MODELS]
+    return np.nan_to_num(np.array(found), nan=np.inf)
+
+
+def excess(found: np.ndarray) -> np.ndarray:
+    """(rates,): the largest loss above the best rate's of the same model."""
+    return (found - found.min(1, keepdims=True)).max(0)
+
+
+@styled
+def figure(rows: Rows) -> Figure:
+    if not np.isfinite(rows["loss"]).any():
+        return nothing_yet("no run is there yet")
+    figure, axes = new_figure(1, len(METHODS), (12, 4.6))
+    for ax, method in zip(axes[0], METHODS):
+        found = losses(rows, method)
+        for model, values, look in zip(MODELS, found, (*SERIES, SERIES[0]._replace(colour="0.5"))):
+            ax.plot(RATES, values.clip(max=8), label=model, lw=1.2, ms=4, **look.style)
+            ax.plot(RATES[int(values.argmin())], values.min(), look.marker, color=look.colour, ms=10, mfc="none")
+        ax.set(xscale="log", xlabel="learning rate", title=method, ylim=(4.7, 8.1))
+    axes[0][0].set_ylabel("validation loss after one epoch (cut at 8)")
+    figure.suptitle("ringed: the best rate of each model", fontsize=9)
+    return finish(figure, axes[0], legend="outside")
+
+
+def checks(rows: Rows) -> list[Check]:
+    made = {method: excess(losses(rows, method)) for method in METHODS}
+    told = {m: f"{values.min():.2f} at {RATES[int(values.argmin())]:g}" for m, values in made.items()}
+    base = made["AdamW"].min()
+    return [
+        Check(f"one rate for six models: {m} loses less than AdamW", "", f"{told[m]}; AdamW {told['AdamW']}", ok)
+        for m in METHODS[1:]
+        for ok in [bool(made[m].min() < base)]
+    ]
+
+
+EXPERIMENT = Experiment(
+    id="sparse-lr",
+    title="One learning rate for six models: MirrorAdam against AdamW",
+    statement="One rate of MirrorAdam serves widths from 128 to 1024 and initial weights from × 0.1 to × 10.",
+    grid={"method": list(METHODS), "model": list(MODELS), "lr": list(RATES)},
+    run=run,
+    figure=figure,
+    checks=checks,
+    trials=1,
+    quick=1,
+    batch=1,
+    needs=(SOURCE,),
+    cost=lambda params: 0.01,
+    remark="A GPT of four layers on WikiText-2, one epoch, dense, one seed; the rate of embeddings and norms is the "
+    "same for all. The runs took a GPU and are kept as rows: benchmarks/sparse computes them.",
+)

@@ -1,0 +1,65 @@
+"""The experiments on WikiText-2, images and rates read the rows of the repository as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attsvm.experiments import CATALOG, Rows
+from attsvm.experiments.catalog import sparse_lr
+from attsvm.experiments.catalog.sparse_wikitext import PENALTIES, PUSHED, TAUGHT
+from attsvm.experiments.sparse_rows import kept_rows, method_of
+
+pytest.importorskip("pyarrow.parquet")
+FOLDER = str(Path(__file__).parents[2] / "benchmarks/results/sparse")
+
+
+def rows_of(name: str) -> Rows:
+    kept_rows.cache_clear()
+    experiment, data = CATALOG[name], {"sparse": FOLDER}
+    trials, cells = range(experiment.trials), experiment.cells(quick=False)
+    return Rows([(cell, experiment.run(cell, trials, "cpu", data)) for cell in cells])
+
+
+@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-lr"])
+def test_figures_and_checks_come_from_the_rows(name: str) -> None:
+    rows = rows_of(name)
+    assert CATALOG[name].checks(rows)
+    CATALOG[name].figure(rows).canvas.draw()
+
+
+def test_a_cell_has_its_own_runs() -> None:
+    """Against a naive look into the file: the right method, share, rate and seeds."""
+    rows = rows_of("sparse-wikitext")
+    kept = [
+        row for row in kept_rows(FOLDER) if row["corpus"] == "wikitext-2" and row["epochs"] == 6 and not row["width"]
+    ]
+    for method, share in (("AdamW", 0.95), ("MirrorAdam p = 1.1", 0.98), ("powerprop, alpha = 10", 0.9)):
+        own = [row for row in kept if method_of(row) == method]
+        tuned = min((r for r in own if r["note"] == "tune" and r["sparsity"] == 0.9), key=lambda r: r["validation"])
+        wanted = {r["seed"]: r["test"] for r in own if r["note"] == "main" and r["sparsity"] == share}
+        assert {r["lr"] for r in own if r["note"] == "main" and r["sparsity"] == share} == {tuned["lr"]}
+        np.testing.assert_array_equal(rows.where(method=method, sparsity=share)["test"], [wanted[s] for s in (1, 2, 3)])
+    assert len(PUSHED) == sum(np.isfinite(rows.where(method=m, sparsity=0.9)["test"]).all() for m in PUSHED)
+    taught = [row["test"] for row in kept if method_of(row) == TAUGHT and row["sparsity"] == 0.95]
+    assert sorted(rows.where(method=TAUGHT, sparsity=0.95)["test"]) == sorted(taught)
+
+
+def test_penalties_stand_at_the_share_that_they_reach() -> None:
+    rows = rows_of("sparse-wikitext")
+    for method in PENALTIES:
+        for params, columns in rows.where(method=method):
+            if np.isfinite(columns["tuned"][0]):
+                assert abs(columns["tuned_zeros"][0] - params["sparsity"]) < 0.03
+    assert np.isfinite(rows.where(method="pAdam", sparsity=0.9)["tuned"]).all()
+    assert np.isnan(rows.where(method="pAdam", sparsity=0.5)["tuned"]).all()
+
+
+def test_one_rate_for_all_is_judged_by_its_worst_model() -> None:
+    losses = np.array([[3.0, 2.0, 4.0], [1.0, 1.5, np.inf]])
+    np.testing.assert_array_equal(sparse_lr.excess(losses), [1.0, 0.5, np.inf])
+    found = sparse_lr.losses(rows_of("sparse-lr"), "MirrorAdam p = 1.1")
+    assert found.shape == (6, 7)
+    assert np.isinf(found[:, -1]).sum() >= 4  # lr = 0.1 breaks down
