@@ -30,7 +30,7 @@ OURS = ("MirrorAdam p = 1.1", "MirrorAdam p = 1.25", "MirrorAdam p = 1.5")
 OTHERS = ("AdamW", "Muon", "powerprop, alpha = 2", "powerprop, alpha = 10", "RigL")
 MUON_FIRST = "MirrorAdam p = 1.1, muon_lr = 0.004, muon_until = 0.2"
 TAUGHT = "MirrorAdam p = 1.1, distil = 0.5, muon_lr = 0.004, muon_until = 0.2, teacher_lr = 0.004"
-PUSHED = {
+PUSHED: dict[str, str] = {
     MUON_FIRST: "Muon for the first fifth, then p = 1.1",
     "AdamW, distil = 0.5, teacher_lr = 0.004": "AdamW, distilled",
     "MirrorAdam p = 1.1, distil = 0.5, teacher_lr = 0.004": "p = 1.1, distilled",
@@ -61,7 +61,7 @@ def figure(rows: Rows) -> Figure:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(2, 2, (10, 8))
     flat = [ax for row in axes for ax in row]
-    panels = {
+    panels: dict[str, tuple[str, ...]] = {
         "the same pruning for all": ("AdamW", *OURS, "Muon"),
         "other methods, the same pruning": ("MirrorAdam p = 1.1", "AdamW", *OTHERS[2:]),
         "zeros by a penalty": PENALTIES,
