@@ -255,6 +255,7 @@ def audit(
     for site in stream.sites.values():
         if tell is not None:
             tell(done, f"solving: {site.name}")
+        site.rows = [rows.cpu() for rows in site.rows]
         heads += _heads(site, weights.get(site.name), wanted, selects, queries)
     kept = {fact["document"] for head in heads for fact in head.support}
     return Audit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -63,6 +63,9 @@ class Rows:
     """(n, d) what the linear maps read, and"""
     hidden_k: Tensor | None
     """(H, n, 1 + R, d)"""
+
+    def cpu(self) -> Rows:
+        return replace(self, **{name: x.cpu() for name, x in vars(self).items() if isinstance(x, Tensor)})
 
 
 @dataclass(eq=False)
@@ -264,7 +267,8 @@ class Stream:
         return weights.sum(2)
 
     def _rows(self, attended: Attended, logits: Tensor, document: int, row: int, query: Tensor) -> Rows:
-        """`logits` (H, n, T) are those of the queries `query` (n,) of a text."""
+        """`logits` (H, n, T) are those of the queries `query` (n,) of a text. All stays on its device: reading it back
+        would make a GPU wait."""
         top = logits.topk(min(1 + self.plan.competitors, logits.shape[-1]))
         tokens, device = top.indices, logits.device
         heads = torch.arange(len(tokens), device=device)[:, None, None]
@@ -273,19 +277,19 @@ class Stream:
         bias = None
         if part.bias is not None:
             whole = part.bias.expand(1, len(tokens), part.q.shape[2], part.k.shape[2])[0]
-            bias = whole[heads, at[None, :, None], tokens].cpu()
+            bias = whole[heads, at[None, :, None], tokens]
         hidden = [None if x is None else x[row] for x in attended.hidden()]
         return Rows(
             document=document,
             query=query,
-            tokens=tokens.cpu(),
-            logits=top.values.cpu(),
-            weights=logits.softmax(-1).cpu(),
-            q=part.q[0][:, at].cpu(),
-            k=part.keys[0][heads, tokens].cpu(),
+            tokens=tokens,
+            logits=top.values,
+            weights=logits.softmax(-1),
+            q=part.q[0][:, at],
+            k=part.keys[0][heads, tokens],
             bias=bias,
-            hidden_q=None if hidden[0] is None else hidden[0][at].cpu(),
-            hidden_k=None if hidden[1] is None else hidden[1][tokens].cpu(),
+            hidden_q=None if hidden[0] is None else hidden[0][at],
+            hidden_k=None if hidden[1] is None else hidden[1][tokens],
         )
 
 
