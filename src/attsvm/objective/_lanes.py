@@ -15,7 +15,7 @@ LANE_BYTES = 256
 """Trials are padded to a multiple of this many bytes: 32 numbers of float64, 64 of float32. Sums take four of the
 longest vectors at a time and add the remainder in another order. With padding there is no remainder, so a trial's bits
 do not depend on the number of trials."""
-CACHED = {"cpu": 1.6e6, "cuda": 4e9}
+CACHED = {"cpu": 3.2e6, "cuda": 4e9}
 """Bytes per chunk of trials: what stays in a core's cache from step to step, or fits on a GPU."""
 SMALL = 2**17
 """Up to this many products n·K·d·max(e, T) per trial, a contraction is a fused multiply and sum."""
