@@ -229,11 +229,11 @@ class MLPHead(Head):
         return cls(torch.diag_embed(ones), torch.zeros_like(ones), ones)
 
     def h(self, x: Tensor) -> Tensor:
-        return torch.einsum("bnkmw,bkw->bnkm", self._hidden(x).relu(), self.a)
+        return _product(self._hidden(x).relu(), self.a[:, :, None])[..., 0]
 
     def dh(self, x: Tensor) -> Tensor:
         active = (self._hidden(x) > 0) * self.a[:, None, :, None, :]
-        return torch.einsum("bnkmw,bkwd->bnkmd", active, self.U)
+        return _product(active, self.U.mT)
 
     def d2h(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.zeros_like(u)  # except at the kinks
@@ -243,7 +243,14 @@ class MLPHead(Head):
         return torch.where(least >= 0, most.sign(), torch.where(most <= 0, -1.0, torch.nan))
 
     def _hidden(self, x: Tensor) -> Tensor:
-        return torch.einsum("bnkmd,bkwd->bnkmw", x, self.U) + self.c[:, None, :, None, :]
+        return _product(x, self.U) + self.c[:, None, :, None, :]
+
+
+def _product(x: Tensor, U: Tensor) -> Tensor:
+    """U x (B, n, K, M, width). When compiled it is one loop over all trials, and otherwise a matrix product of each."""
+    if torch.compiler.is_compiling():
+        return (x[..., None, :] * U[:, None, :, None]).sum(-1)
+    return torch.einsum("bnkmd,bkwd->bnkmw", x, U)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

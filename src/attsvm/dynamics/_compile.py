@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -45,6 +46,11 @@ class Stepper:
 
     def __call__(self, *args: Any) -> States:
         return self._first(*args) if self.function is None else self.function(*args)
+
+    def unguarded(self) -> AbstractContextManager[Any]:
+        """In it, calls like the first one skip the checks that their arguments still are like the first one's."""
+        compiled = self.compiled and self.function is not None
+        return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if compiled else nullcontext()
 
     def _first(self, *args: Any) -> States:
         try:

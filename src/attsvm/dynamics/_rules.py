@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attsvm.geometry import Frobenius, Geometry, Lp
-from attsvm.objective import Gradient, trial_first, trial_last
+from attsvm.objective import Gradient, contract, trial_first, trial_last
 
 State = dict[str, Tensor]
 """What a rule keeps of a block, by name: tensors with the trial last."""
@@ -66,6 +66,8 @@ class MirrorDescent(Rule):
 
     def weights(self, state: State) -> Tensor:
         theta = state["theta"]
+        if self.geometry == Frobenius():
+            return theta
         if isinstance(self.geometry, Lp):
             return self.geometry.inverse(theta)  # entrywise, so in any layout
         return trial_last(self.geometry.inverse(trial_first(theta)))
@@ -88,13 +90,15 @@ class MirrorDescent(Rule):
 
 def dual_norm(geometry: Geometry, G: Tensor) -> Tensor:
     """‖G‖_* (B,) of matrices with the trial last."""
-    if not isinstance(geometry, Lp) or geometry.q == 2:
+    if not isinstance(geometry, Lp):
         return geometry.dual_norm(trial_first(G))
-    # x^q as exp(q log x) costs half as much as a power. Relative to the largest entry it loses nothing: where log x is
-    # large enough to spoil digits of the term, the term itself is small.
     size = G.abs()
     largest = size.amax((0, 1))
-    ratio = size / torch.where(largest > 0, largest, 1.0)
+    ratio = size / torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    if geometry.q == 2:
+        return largest * contract("deB,deB->B", ratio, ratio, small=True).sqrt()
+    # x^q as exp(q log x) costs half as much as a power. Relative to the largest entry it loses nothing: where log x is
+    # large enough to spoil digits of the term, the term itself is small.
     return largest * torch.exp(geometry.q * torch.log(ratio)).sum((0, 1)) ** (1 / geometry.q)
 
 

@@ -88,7 +88,7 @@ def train(
                 large batches it pays earlier
 
     A trial's result does not depend on the others, except through `stop`. On the CPU of one machine it has the same
-    bits alone and in a batch of any size, with two exceptions in the last bits. If a trial has more than 32,768
+    bits alone and in a batch of any size, with two exceptions in the last bits. If a trial has more than 131,072
     products n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps in the nuclear geometry
     decompose matrices.
 

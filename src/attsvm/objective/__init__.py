@@ -1,8 +1,9 @@
 """What training minimises: losses, and the exact gradient and curvature of softmax attention under them."""
 
+from attsvm.objective._contract import contract
 from attsvm.objective._curvature import curvature, gradient, scaled_gradient, step_convexity, value
 from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, pulls
-from attsvm.objective._lanes import Lanes, chunks, contract, is_small, trial_first, trial_last
+from attsvm.objective._lanes import Lanes, chunks, is_small, trial_first, trial_last
 from attsvm.objective._losses import LOSSES, Added, Correlation, Exponential, FunctionLoss, Log, Logistic, Loss, as_loss
 
 __all__ = [

@@ -15,8 +15,9 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
+from attsvm.objective._contract import contract
 from attsvm.objective._gradient import Attended, attend, gradients, logits
-from attsvm.objective._lanes import Lanes, contract, trial_first, trial_last
+from attsvm.objective._lanes import Lanes, trial_first, trial_last
 from attsvm.objective._losses import as_loss
 
 NODES = 8

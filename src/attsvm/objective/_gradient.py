@@ -7,12 +7,14 @@ Only differences from the top token are summed, and the largest exponent of a tr
 direction of the gradient keeps its relative accuracy long after the softmax has saturated.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attsvm.objective._lanes import Lanes, contract, trial_first
+from attsvm.objective._contract import contract
+from attsvm.objective._lanes import Lanes, trial_first
 from attsvm.objective._losses import Loss
 
 Blocks = dict[str, Tensor]
@@ -54,8 +56,7 @@ def combined(blocks: Blocks) -> Tensor:
     """W, or K Qᵀ (d, e, B)."""
     if "W" in blocks:
         return blocks["W"]
-    K, Q = blocks["K"], blocks["Q"]
-    return (K[:, None] * Q[None]).sum(2)
+    return contract("dmB,emB->deB", blocks["K"], blocks["Q"], small=True)
 
 
 def attend(lanes: Lanes, blocks: Blocks) -> Attended:
@@ -64,8 +65,8 @@ def attend(lanes: Lanes, blocks: Blocks) -> Attended:
     if lanes.hidden is not None:
         a = a.masked_fill(lanes.hidden, -torch.inf)
     top = a.amax(2, keepdim=True)
-    # The first of equals, by number: at W = 0 all logits are equal.
-    number = torch.arange(a.shape[2], device=a.device)[:, None]
+    # The first of equals, by number: at W = 0 all logits are equal. (The least of integers is slow to find.)
+    number = torch.arange(a.shape[2], dtype=a.dtype, device=a.device)[:, None]
     is_top = number == torch.where(a == top, number, a.shape[2]).amin(2, keepdim=True)
     delta = (a - top).masked_fill(is_top, -torch.inf)
     weight = torch.exp(delta)
@@ -90,18 +91,27 @@ def pulls(at: Attended, loss: Loss, log_weight: Tensor | None = None) -> Gradien
     log_slope, slope = _slope(at, loss, log_weight)
     exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
-    # Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. If that makes all terms of a
-    # trial so small, its size joins the exponent; otherwise they would all underflow.
     factor = at.delta_u - at.D
-    size = torch.log(factor.detach().abs())
-    largest = (exponent + size).amax((0, 1, 2))
-    far = (largest < shift - FAR) & (largest > -torch.inf)
-    shift = torch.where(far, largest, shift)
+    if torch.compiler.is_compiling() or bool((factor.detach().abs() < math.exp(-FAR)).any()):
+        exponent, shift, factor = _with_size(exponent, shift, factor)
     shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
-    pull = torch.exp(exponent - shift + torch.where(far, size, 0.0)) * torch.where(far, factor.sign(), factor)
+    pull = torch.exp(exponent - shift) * factor
     pull = pull * (slope / (1 + at.E))
     # Σ_{t≠m} c_t (x_t − x_m): the top token gets minus the sum of the others' coefficients.
     return Gradient(torch.where(at.is_top, -pull.sum(2, keepdim=True), pull), shift)
+
+
+def _with_size(exponent: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same terms e^exponent · factor and their shift, for trials in which all terms would underflow.
+
+    Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. If that makes all terms of a trial
+    so small, its size joins the exponent.
+    """
+    size = torch.log(factor.detach().abs())
+    largest = (exponent + size).amax((0, 1, 2))
+    far = (largest < shift - FAR) & (largest > -torch.inf)
+    exponent = exponent + torch.where(far, size, 0.0)
+    return exponent, torch.where(far, largest, shift), torch.where(far, factor.sign(), factor)
 
 
 def gradients(lanes: Lanes, loss: Loss, blocks: Blocks, log_weight: Tensor | None = None) -> dict[str, Gradient]:

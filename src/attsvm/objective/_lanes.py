@@ -15,9 +15,9 @@ LANE_BYTES = 256
 """Trials are padded to a multiple of this many bytes: 32 numbers of float64, 64 of float32. Sums take four of the
 longest vectors at a time and add the remainder in another order. With padding there is no remainder, so a trial's bits
 do not depend on the number of trials."""
-CACHED = {"cpu": 1.6e6, "cuda": 4e9}
+CACHED = {"cpu": 3.2e6, "cuda": 4e9}
 """Bytes per chunk of trials: what stays in a core's cache from step to step, or fits on a GPU."""
-SMALL = 2**15
+SMALL = 2**17
 """Up to this many products n·K·d·max(e, T) per trial, a contraction is a fused multiply and sum."""
 
 
@@ -79,25 +79,3 @@ def chunks(data: TokenData) -> list[Tensor]:
     count = -(-B // most)
     width = -(-B // (count * lanes)) * lanes
     return list(torch.arange(count * width, device=data.device).clamp(max=B - 1).split(width))
-
-
-def contract(equation: str, a: Tensor, b: Tensor, small: bool) -> Tensor:
-    """`torch.einsum` of two tensors with the trial last, as in "ntdB,nkdB->nktB".
-
-    Small ones multiply and sum, each trial on its own, all in one loop when compiled. Large ones are matrix products,
-    which do not hold all products in memory at once.
-    """
-    if not small:
-        return torch.einsum(equation, a, b)
-    inputs, out = equation.split("->")
-    first, second = inputs.split(",")
-    summed = "".join(axis for axis in first if axis not in out)
-    order = out[:-1] + summed + out[-1]
-    dims = tuple(range(len(out) - 1, len(order) - 1))
-    return (_arranged(a, first, order) * _arranged(b, second, order)).sum(dims)
-
-
-def _arranged(x: Tensor, axes: str, order: str) -> Tensor:
-    """A view of x with the axes in the given order, of size 1 where it has none."""
-    x = x.permute([axes.index(axis) for axis in order if axis in axes])
-    return x[tuple(slice(None) if axis in axes else None for axis in order)]

@@ -185,7 +185,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=32,
+    batch=64,
     cost=lambda params: 0.3,
     remark=f"{STEPS} normalised steps with a penalty of 1e-60 (‖K‖² + ‖Q‖²). Ranks count singular values "
     "above a thousandth of the largest.",

@@ -454,7 +454,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=500,
     quick=40,
-    batch=250,
+    batch=500,
     cost=lambda params: 0.01,
     version=6,
     remark="The paper has no experiment on these. n = 4 or 1, T = d = 5, score gap ≥ 0.1; starts of Theorems 4 and 5 "
