@@ -111,7 +111,8 @@ def _solve_small(
             D = min(rows.d, rows.N) * min(rows.e, rows.Q)
             in_use = max(in_use, 3 * D**2, rows.N * D)  # several matrices at a time
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
-        for index in left.split(chunk) if len(left) else ():
+        # Chunks of equal size: a small last one costs as many steps as a large one.
+        for index in left.tensor_split(math.ceil(len(left) / chunk)) if len(left) else ():
             part = system.take(index)
             found = certify(part, geometry, _run(part, geometry, tol, max_iterations, _CANCELLED), tol)
             again = (found.status == Status.NOT_CONVERGED).nonzero()[:, 0]
