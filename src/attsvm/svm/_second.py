@@ -7,12 +7,14 @@ sum   minimise t with S_g = (t, U_g), U = A'λ;   multipliers X_g = (p_g, Y_g), 
 max   maximise ν with S_g = (1, W_g), AW = νb + s;   multipliers X_g = (p_g, Y_g), A'λ = −Y.
 
 All S_g and X_g are kept inside their cones, b'λ = 1, and λ, s positive. With the scaling of Nesterov and Todd, the
-symmetric matrix Ω_g with Ω_g S_g = Ω_g⁻¹X_g = ℓ_g, a step is dX = R − Ω²dS, where in the Jordan algebra of the cone
+symmetric matrix Ω_g with Ω_g S_g = Ω_g⁻¹X_g = ℓ_g, steps are taken in the coordinates of ℓ, where dX and dS are
+D_X = Ω⁻¹dX and D_S = ΩdS. In the Jordan algebra of the cone
 
-    R = Ω(ℓ \\ (σμe − ℓ∘ℓ − Ω⁻¹dX'∘ΩdS')),    Ω² = η²(2ww' − J),  J = diag(1, −1, …, −1);
+    D_X + D_S = ℓ \\ (σμe − D_X'∘D_S') − ℓ,    Ω = uu' − ηJ,  Ω² = η²(2ww' − J),  J = diag(1, −1, …, −1);
 
-primes mark the predictor's steps. What is left is a matrix A K A' + diag(s/λ) with K = η²(I + 2w₁w₁') per group for
-"sum" and its inverse for "max", and a border of b and (for "sum") of what belongs to t.
+primes mark the predictor's steps, whose D_X' + D_S' = −ℓ. What is left is a matrix A K A' + diag(s/λ) with
+K = η²(I + 2w₁w₁') per group for "sum" and its inverse for "max", and a border of b and (for "sum") of what belongs
+to t.
 """
 
 from __future__ import annotations
@@ -98,58 +100,66 @@ class _Groups:
         return H.baddbmm_(along * share[:, None], along.mT)
 
 
-@dataclass
-class _Vectors:
-    """A vector (x₀, x₁) in every cone: (B, G) and (B, G, h)."""
-
-    head: Tensor
-    tail: Tensor
-
-    def take(self, index: Tensor) -> _Vectors:
-        return _Vectors(self.head[index], self.tail[index])
-
-    def moved(self, a: Tensor, d: _Vectors) -> _Vectors:
-        return _Vectors(self.head + a[:, None] * d.head, self.tail + a[:, None, None] * d.tail)
-
-    def inner(self, y: _Vectors) -> Tensor:
-        """x'y of every cone, (B, G)."""
-        return self.head * y.head + (self.tail * y.tail).sum(2)
-
-    def root(self) -> Tensor:
-        """√(x₀² − |x₁|²)."""
-        length = torch.linalg.vector_norm(self.tail, dim=2)
-        return ((self.head - length) * (self.head + length)).sqrt()
-
-    def over(self, size: Tensor) -> _Vectors:
-        return _Vectors(self.head / size, self.tail / size[..., None])
-
-
-@dataclass
 class _Scaling:
-    eta: Tensor
-    w: _Vectors
+    """Ω of every cone, from X and S (B, G, 1 + h)."""
 
-    @classmethod
-    def between(cls, x: _Vectors, s: _Vectors) -> _Scaling:
-        x_root, s_root = x.root(), s.root()
-        x, s = x.over(x_root), s.over(s_root)
-        gamma = ((1 + x.inner(s)) / 2).sqrt()
-        w = _Vectors((x.head + s.head) / (2 * gamma), (x.tail - s.tail) / (2 * gamma)[..., None])
-        return cls((x_root / s_root).sqrt(), w)
+    def __init__(self, X: Tensor, S: Tensor) -> None:
+        self.J = -torch.ones_like(X[0, 0])
+        self.J[0] = 1.0
+        X_root, S_root = _root(X), _root(S)
+        X, S = X / X_root, S / S_root
+        gamma = ((1 + _inner(X, S)) / 2).sqrt()
+        self.w = (X + self.J * S) / (2 * gamma)
+        self.eta = (X_root / S_root).sqrt()
+        self.u = _halved(self.w) * self.eta.sqrt()
+        self._minus = -self.eta * self.J
+        # ℓ, without the digits that are lost in ΩS.
+        X_head, S_head = X[..., :1], S[..., :1]
+        unit = ((gamma + X_head) * S + (gamma + S_head) * X) / (X_head + S_head + 2 * gamma)
+        unit[..., :1] = gamma
+        self.size = (X_root * S_root).sqrt()  # √(ℓ₀² − |ℓ₁|²)
+        self.ell = self.size * unit
+        self._to_e = self.J * _halved(unit)
 
-    def times(self, v: _Vectors) -> _Vectors:
+    def times(self, v: Tensor) -> Tensor:
         """Ωv."""
-        along = (self.w.tail * v.tail).sum(2)
-        head = self.w.head * v.head + along
-        tail = v.tail + self.w.tail * (v.head + along / (1 + self.w.head))[..., None]
-        return _Vectors(self.eta * head, self.eta[..., None] * tail)
+        return torch.addcmul(self._minus * v, self.u, _inner(self.u, v))
 
-    def undone(self, v: _Vectors) -> _Vectors:
-        """Ω⁻¹v."""
-        along = (self.w.tail * v.tail).sum(2)
-        head = self.w.head * v.head - along
-        tail = v.tail + self.w.tail * (along / (1 + self.w.head) - v.head)[..., None]
-        return _Vectors(head / self.eta, tail / self.eta[..., None])
+    def divided(self, v: Tensor) -> Tensor:
+        """ℓ \\ v, the y with ℓ∘y = v."""
+        head = _inner(self.J * self.ell, v) / self.size.square()
+        y = (v - head * self.ell) / self.ell[..., :1]
+        y[..., :1] = head
+        return y
+
+    def reach(self, D: Tensor) -> tuple[Tensor, Tensor]:
+        """ℓ + aD is inside its cone while a(p − q) < 1: p and q, (B, G)."""
+        D = torch.addcmul(-self.J * D, self._to_e, _inner(self._to_e, D)) / self.size
+        return torch.linalg.vector_norm(D[..., 1:], dim=2), D[..., 0]
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(2, keepdim=True)
+
+
+def _root(x: Tensor) -> Tensor:
+    """√(x₀² − |x₁|²)."""
+    head, length = x[..., :1], torch.linalg.vector_norm(x[..., 1:], dim=2, keepdim=True)
+    return ((head - length) * (head + length)).sqrt()
+
+
+def _halved(w: Tensor) -> Tensor:
+    """(w + e)/√(1 + w₀): the u for which uu' − J maps e to w."""
+    u = w.clone()
+    u[..., 0] += 1
+    return u / u[..., :1].sqrt()
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x∘y in the Jordan algebra of the cone."""
+    xy = torch.addcmul(x[..., :1] * y, y[..., :1], x)
+    xy[..., :1] = _inner(x, y)
+    return xy
 
 
 @dataclass
@@ -158,15 +168,11 @@ class _State:
     s: Tensor
     nu: Tensor
     t: Tensor
-    S: _Vectors
-    X: _Vectors
+    S: Tensor
+    X: Tensor
 
     def take(self, index: Tensor) -> _State:
-        parts = {}
-        for f in fields(self):
-            x = getattr(self, f.name)
-            parts[f.name] = x.take(index) if isinstance(x, _Vectors) else x[index]
-        return _State(**parts)
+        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def has_vectors(blocks: Blocks) -> bool:
@@ -188,13 +194,14 @@ def solve_groups(system: System, blocks: Blocks, tol: float, max_iterations: int
     idle, lowest = torch.zeros_like(index), best.clone()
     x = _start(system, groups, largest)
     for iteration in range(max_iterations + 1):
-        V, U = (x.S.tail, groups.adjoint(x.lam)) if largest else (-x.X.tail, x.S.tail)
-        gap = _gap(system, groups, largest, V, U, x.lam, cancelled)
+        V, U = (x.S[..., 1:], groups.adjoint(x.lam)) if largest else (-x.X[..., 1:], x.S[..., 1:])
+        AW = groups.apply(V)
+        gap = _gap(system, largest, V, U, AW, x.lam, cancelled)
         improved = gap <= best[index]
         at = index[improved]
         out.W[at], out.lam[at], best[at] = groups.joined(V)[improved], x.lam[improved], gap[improved]
         out.iterations[index] = iteration
-        mu = (x.lam * x.s).sum(1) + x.X.inner(x.S).sum(1)
+        mu = (x.lam * x.s).sum(1) + (x.X * x.S).sum((1, 2))
         idle = torch.where(mu < 0.9 * lowest, 0, idle + 1)
         lowest = torch.minimum(lowest, mu)
         active = (gap > tol) & (idle < PATIENCE) & mu.isfinite()
@@ -203,17 +210,16 @@ def solve_groups(system: System, blocks: Blocks, tol: float, max_iterations: int
         if not bool(active.all()):
             keep = active.nonzero()[:, 0]
             index, system, groups, x = index[keep], system.take(keep), groups.take(keep), x.take(keep)
-            idle, lowest = idle[keep], lowest[keep]
-        x = _newton_step(system, groups, x, largest, 1 if bool((best[index] < _NEAR).any()) else 0)
+            idle, lowest, AW, U, mu = (y[keep] for y in (idle, lowest, AW, U, mu))
+        x = _newton_step(system, groups, x, AW, U, mu, largest, bool((best[index] < _NEAR).any()))
     return out
 
 
-def _gap(system: System, groups: _Groups, largest: bool, V: Tensor, U: Tensor, lam: Tensor, cancelled: float) -> Tensor:
+def _gap(system: System, largest: bool, V: Tensor, U: Tensor, AW: Tensor, lam: Tensor, cancelled: float) -> Tensor:
     """The relative gap between ‖W‖ over the margin of W and b'λ/‖A'λ‖, from their groups; 0 where A'λ has cancelled."""
     b, ineq = system.b, system.inequality
     norm, dual = (torch.linalg.vector_norm(x, dim=2) for x in (V, U))
     norm, dual = (norm.amax(1), dual.sum(1)) if largest else (norm.sum(1), dual.amax(1))
-    AW = groups.apply(V)
     margin = torch.where(ineq.any(1), system.least_margin(AW), (b * AW).sum(1) / b.square().sum(1))
     lower = (b * lam).sum(1) / dual
     off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * lam.abs().amax(1)
@@ -229,37 +235,39 @@ def _start(system: System, groups: _Groups, largest: bool) -> _State:
     lam = system.equal_multipliers()
     U = groups.adjoint(lam)
     size = torch.linalg.vector_norm(U, dim=2)
-    ones, zero = torch.ones_like(size), torch.zeros_like(U)
+    inside = lambda head, tail: torch.cat((head[..., None].expand(-1, G, 1), tail), 2)  # noqa: E731
     if largest:
         extra = 0.5 * size.mean(1) + 1e-2 * lam.abs().sum(1) / G
         nu = -extra * ineq.sum(1)
-        S, X = _Vectors(ones, zero), _Vectors(size + extra[:, None], -U)
+        S, X = inside(torch.ones_like(size), torch.zeros_like(U)), inside(size + extra[:, None], -U)
         return _State(lam, ineq * b * -nu[:, None], nu, torch.ones_like(nu), S, X)
     t = 1.2 * size.amax(1) + 1e-2 * lam.abs().sum(1)
-    nu = -0.15 * t * ineq.sum(1) / G
-    S, X = _Vectors(t[:, None] * ones, U), _Vectors(ones / G, zero)
+    nu = -0.05 * t * ineq.sum(1) / G
+    S, X = inside(t[:, None], U), inside(torch.ones_like(size) / G, torch.zeros_like(U))
     return _State(lam, ineq * b * -nu[:, None], nu, t, S, X)
 
 
-def _newton_step(system: System, groups: _Groups, x: _State, largest: bool, refinements: int) -> _State:
+def _newton_step(
+    system: System, groups: _Groups, x: _State, AW: Tensor, U: Tensor, total: Tensor, largest: bool, refine: bool
+) -> _State:
+    """From x with these AW, A'λ and total complementarity to the next point."""
     b, ineq, G = system.b, system.inequality, groups.shape[0]
     count = ineq.sum(1) + G
-    mu = ((x.lam * x.s).sum(1) + x.X.inner(x.S).sum(1)) / count
+    mu = total / count
     lam_pos, s_pos = torch.where(ineq, x.lam, 1.0), torch.where(ineq, x.s, 1.0)
     ratio = x.s / lam_pos
     ridge = ratio + ~(ineq | system.equality)
-    omega = _Scaling.between(x.X, x.S)
-    w0, w1 = omega.w.head, omega.w.tail
+    omega = _Scaling(x.X, x.S)
+    ell, w0, w1 = omega.ell, omega.w[..., :1], omega.w[..., 1:]
     square = omega.eta.square()
-    long = w1.square().sum(2)
     # K per group, θ(I + κ w₁w₁').
     theta = 1 / square if largest else square
-    kappa = -2 / (1 + 2 * long) if largest else torch.full_like(long, 2.0)
+    kappa = -2 / (1 + 2 * w1.square().sum(2, keepdim=True)) if largest else torch.full_like(square, 2.0)
 
     def curved(V: Tensor) -> Tensor:
-        return theta[..., None] * (V + (kappa * (w1 * V).sum(2))[..., None] * w1)
+        return theta * torch.addcmul(V, kappa * _inner(w1, V), w1)
 
-    H = groups.gram(theta, w1, theta * kappa)
+    H = groups.gram(theta[..., 0], w1, (theta * kappa)[..., 0])
     diagonal = H.diagonal(dim1=1, dim2=2)
     regular = 1e-15 * diagonal.amax(1, keepdim=True)
     diagonal += ridge + regular
@@ -271,96 +279,81 @@ def _newton_step(system: System, groups: _Groups, x: _State, largest: bool, refi
         regular = 1e2 * regular
         L, info = torch.linalg.cholesky_ex(H)
 
-    def solve(y: Tensor) -> Tensor:
-        z = cholesky_solve(L, y)
-        for _ in range(refinements):
-            back = [groups.apply(curved(groups.adjoint(c))) + ridge * c for c in z.unbind(-1)]
-            z = z + cholesky_solve(L, y - torch.stack(back, -1))
-        return z
-
-    W = x.S.tail if largest else -x.X.tail
-    residual = groups.apply(W) - x.nu[:, None] * b - x.s * ineq
+    residual = AW - x.nu[:, None] * b - x.s * ineq
     short = 1 - (b * x.lam).sum(1)
-    off = x.X.tail + groups.adjoint(x.lam) if largest else x.X.tail  # only "max" has to bring Y to −A'λ
+    off = x.X[..., 1:] + U  # only "max" has to bring Y to −A'λ
 
-    def right_side(r: Tensor, R: _Vectors) -> Tensor:
-        return r - residual + groups.apply(-curved(R.tail + off) if largest else R.tail)
+    def right_side(r: Tensor, R: Tensor) -> Tensor:
+        return r - residual + groups.apply(-curved(R[..., 1:] + off) if largest else R[..., 1:])
 
-    # The border: b for ν, and for "sum" A·lean for t.
-    lean = (2 * square * w0)[..., None] * w1
-    trace = (square * (2 * w0.square() - 1)).sum(1)
-    minus_x = _Vectors(-x.X.head, -x.X.tail)
-    if largest:
-        to_b, affine_z = solve(torch.stack((b, right_side(-x.s, minus_x)), -1)).unbind(-1)
-        Ah = to_h = torch.zeros_like(b)
-        hh = torch.ones_like(mu)
-    else:
-        Ah = groups.apply(lean)
-        to_b, to_h = solve(torch.stack((b, Ah), -1)).unbind(-1)
-        affine_z = x.nu[:, None] * to_b  # the right-hand side is νb
-        hh = trace - (Ah * to_h).sum(1)
-    hb, bb = (Ah * to_b).sum(1), (b * to_b).sum(1)
+    # The border: H dλ + Ah dt − b dν = right, Ah'dλ + trace dt = of_t, b'dλ = of_b. Only "sum" has a t.
+    Ah = torch.zeros_like(b) if largest else groups.apply(2 * square * w0 * w1)
+    trace = torch.ones_like(mu) if largest else (square * (2 * w0.square() - 1)).sum((1, 2))
+    affine = right_side(-x.s, -x.X) if largest else Ah
+    to_b, other = cholesky_solve(L, torch.stack((b, affine), -1)).unbind(-1)
+    to_h, affine_z = (Ah, other) if largest else (other, x.nu[:, None] * to_b)  # the right-hand side of "sum" is νb
+    hh, hb, bb = trace - (Ah * to_h).sum(1), (Ah * to_b).sum(1), (b * to_b).sum(1)
+    det = hh * bb + hb * hb
 
-    def direction(z: Tensor, r: Tensor, R: _Vectors) -> tuple[Tensor, Tensor, Tensor, Tensor, _Vectors, _Vectors]:
-        """Steps of λ, s, ν, t, S and X."""
-        of_t = torch.zeros_like(mu) if largest else R.head.sum(1) - (1 - x.X.head.sum(1))
-        r1, r2 = of_t - (Ah * z).sum(1), short - (b * z).sum(1)
-        det = hh * bb + hb * hb
-        dt, dnu = (r1 * bb - r2 * hb) / det, (hh * r2 + hb * r1) / det
-        if largest:
-            dt = torch.zeros_like(dt)
-        dlam = z - to_h * dt[:, None] + to_b * dnu[:, None]
+    def bordered(z: Tensor, of_t: Tensor, of_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dλ, dν and dt from H⁻¹right."""
+        of_t, of_b = of_t - (Ah * z).sum(1), of_b - (b * z).sum(1)
+        dt, dnu = (of_t * bb - of_b * hb) / det, (hh * of_b + hb * of_t) / det
+        return z - to_h * dt[:, None] + to_b * dnu[:, None], dnu, dt
+
+    def slack_step(dlam: Tensor, dt: Tensor, R: Tensor) -> Tensor:
+        """dS."""
         dU = groups.adjoint(dlam)
-        tail = curved(R.tail + off + dU) if largest else dU
-        dS = _Vectors(dt[:, None].expand_as(w0), tail)
-        # Ω²dS = η²(2w(w'dS) − JdS)
-        along = 2 * omega.w.inner(dS)
-        head = R.head - square * (along * w0 - dS.head)
-        dX = _Vectors(head, R.tail - square[..., None] * (along[..., None] * w1 + tail))
-        return dlam, (r - ratio * dlam) * ineq, dnu, dt, dS, dX
+        head = dt[:, None, None].expand(-1, G, 1)
+        return torch.cat((head, curved(R[..., 1:] + off + dU) if largest else dU), 2)
 
-    x_root, s_root = x.X.root(), x.S.root()
-    unit_X, unit_S = x.X.over(x_root), x.S.over(s_root)
-
-    def shrink(unit: _Vectors, root: Tensor, d: _Vectors) -> Tensor:
-        """1 over the longest step inside the cones, (B,)."""
-        d = d.over(root)
-        along = unit.head * d.head - (unit.tail * d.tail).sum(2)
-        across = d.tail - ((along + d.head) / (1 + unit.head))[..., None] * unit.tail
-        return (torch.linalg.vector_norm(across, dim=2) - along).amax(1)
-
-    def steps(dlam: Tensor, ds: Tensor, dS: _Vectors, dX: _Vectors) -> tuple[Tensor, Tensor]:
+    def steps(dlam: Tensor, ds: Tensor, of_S: Tensor, of_X: Tensor) -> tuple[Tensor, Tensor]:
         """The longest steps of (λ and what it makes) and of (W and what it makes)."""
         of_lam, of_s = (-dlam / lam_pos * ineq).amax(1), (-ds / s_pos * ineq).amax(1)
-        of_S, of_X = shrink(unit_S, s_root, dS), shrink(unit_X, x_root, dX)
         dual, primal = (of_X, of_S) if largest else (of_S, of_X)
-        return 1 / torch.maximum(of_lam, dual).clamp_min(1.0), 1 / torch.maximum(of_s, primal).clamp_min(1.0)
+        dual, primal = torch.maximum(of_lam, dual.amax(1)), torch.maximum(of_s, primal.amax(1))
+        return 1 / dual.clamp_min(1.0), 1 / primal.clamp_min(1.0)
 
-    dlam, ds, _, _, dS, dX = direction(affine_z, -x.s, minus_x)
-    a, c = steps(dlam, ds, dS, dX)
-    of_S, of_X = (c, a) if largest else (a, c)
+    def of_cones(a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """The steps of S and X."""
+        a, c = a[:, None, None], c[:, None, None]
+        return (c, a) if largest else (a, c)
+
+    dlam, _, dt = bordered(affine_z, torch.full_like(mu, 0.0 if largest else -1.0), short)
+    ds = (-x.s - ratio * dlam) * ineq
+    D_S = omega.times(slack_step(dlam, dt, -x.X))
+    p, q = omega.reach(D_S)
+    a, c = steps(dlam, ds, p - q, 1 + p + q)  # D_X = −ℓ − D_S
+    of_S, of_X = of_cones(a, c)
     left = ((x.lam + a[:, None] * dlam) * (x.s + c[:, None] * ds)).sum(1)
-    left = (left + x.X.moved(of_X, dX).inner(x.S.moved(of_S, dS)).sum(1)) / count
+    left = (left + (((1 - of_X) * ell - of_X * D_S) * (ell + of_S * D_S)).sum((1, 2))) / count
     target = mu * (left / mu).clamp(1e-6, 1.0) ** 1.5
     fraction = 0.9 + 0.099 * torch.minimum(a, c)  # where the predictor went far, the boundary is no danger
 
-    ell, first, second = omega.times(x.S), omega.undone(dX), omega.times(dS)
-    want = _Vectors(
-        target[:, None] - first.inner(second),
-        -(first.head[..., None] * second.tail + second.head[..., None] * first.tail),
-    )
-    head = (ell.head * want.head - (ell.tail * want.tail).sum(2)) / ell.root().square()
-    y = omega.times(_Vectors(head, (want.tail - head[..., None] * ell.tail) / ell.head[..., None]))
-    R = _Vectors(y.head - x.X.head, y.tail - x.X.tail)
+    want = _product(ell + D_S, D_S)
+    want[..., 0] += target[:, None]
+    y = omega.divided(want)
+    R = omega.times(y) - x.X
     r = (target[:, None] - dlam * ds) / lam_pos * ineq - x.s
-    dlam, ds, dnu, dt, dS, dX = direction(solve(right_side(r, R)[..., None])[..., 0], r, R)
-    a, c = (fraction * step for step in steps(dlam, ds, dS, dX))
-    of_S, of_X = (c, a) if largest else (a, c)
+    right = right_side(r, R)
+    of_t = torch.zeros_like(mu) if largest else (R + x.X)[..., 0].sum(1) - 1
+    dlam, dnu, dt = bordered(cholesky_solve(L, right[..., None])[..., 0], of_t, short)
+    if refine:
+        left = right - groups.apply(curved(groups.adjoint(dlam))) - ridge * dlam - Ah * dt[:, None] + b * dnu[:, None]
+        of_t, of_b = of_t - (Ah * dlam).sum(1) - trace * dt, short - (b * dlam).sum(1)
+        more = bordered(cholesky_solve(L, left[..., None])[..., 0], of_t, of_b)
+        dlam, dnu, dt = (y + z for y, z in zip((dlam, dnu, dt), more))
+    ds = (r - ratio * dlam) * ineq
+    dS = slack_step(dlam, dt, R)
+    D_S = omega.times(dS)
+    D_X = y - ell - D_S
+    a, c = (fraction * step for step in steps(dlam, ds, *(p - q for p, q in map(omega.reach, (D_S, D_X)))))
+    of_S, of_X = of_cones(a, c)
     return _State(
         x.lam + a[:, None] * dlam,
         x.s + c[:, None] * ds,
         x.nu + c * dnu,
         x.t + a * dt,
-        x.S.moved(of_S, dS),
-        x.X.moved(of_X, dX),
+        x.S + of_S * dS,
+        x.X + of_X * (R - omega.times(D_S)),
     )

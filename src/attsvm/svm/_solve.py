@@ -22,7 +22,7 @@ from attsvm.svm._large import solve_large
 from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
 from attsvm.svm._matched import matched
-from attsvm.svm._memory import enough_memory, numbers_per_instance
+from attsvm.svm._memory import enough_memory, keep_freed_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
 from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, head_svm, is_large
@@ -98,6 +98,7 @@ def _solve_small(
     problem: MarginProblem, tol: float, geometry: Geometry, max_iterations: int, tell: Tell | None = None
 ) -> MaxMargin:
     """All instances together, with all their rows."""
+    keep_freed_memory()
     _, Q, R, d = problem.A.shape
     wide = 3 * d * problem.shape[1] < Q * R
     numbers = numbers_per_instance(Q, R, d, problem.shape[1], geometry, wide)
@@ -111,7 +112,8 @@ def _solve_small(
             D = min(rows.d, rows.N) * min(rows.e, rows.Q)
             in_use = max(in_use, 3 * D**2, rows.N * D)  # several matrices at a time
         chunk = max(1, int(_CHUNK_BYTES.get(scale.device.type, 4e9) / (8 * in_use)))
-        for index in left.split(chunk) if len(left) else ():
+        # Chunks of equal size: a small last one costs as many steps as a large one.
+        for index in left.tensor_split(math.ceil(len(left) / chunk)) if len(left) else ():
             part = system.take(index)
             found = certify(part, geometry, _run(part, geometry, tol, max_iterations, _CANCELLED), tol)
             again = (found.status == Status.NOT_CONVERGED).nonzero()[:, 0]
