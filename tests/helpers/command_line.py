@@ -95,7 +95,9 @@ if __name__ == "__main__":
     ):
         importlib.import_module(name)  # torch and all commands with them
     from attsvm.cli import main
+    from attsvm.objective import _contract
 
+    _contract._kernels()  # compiled once for all
     gc.collect()
     gc.freeze()  # what is loaded is never looked at again, so that its memory stays shared
     request = _serve()
