@@ -14,7 +14,7 @@ import numpy as np
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Axes, Series
-from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.transformers import interval
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "chosen_rate",
     "curve",
     "exact_zeros",
+    "from_rows",
     "kept_rows",
     "leads",
     "method_of",
@@ -58,6 +59,11 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
     except (OSError, ArrowException, KeyError, ValueError) as error:
         raise AttsvmError(f"--data {SOURCE} must be a folder with the rows.parquet of benchmarks/sparse, but {path} "
                           "is not one.") from error  # fmt: skip
+
+
+def from_rows(*, trials: int = len(SEEDS), **facts: Any) -> Experiment:
+    """An experiment that only reads kept rows: all its trials at once, also in its quick form."""
+    return Experiment(**facts, trials=trials, quick=trials, batch=trials, needs=(SOURCE,), cost=lambda params: 0.01)
 
 
 def method_of(row: Row) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, Series, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments.sparse_rows import BARS, SEEDS, SHARES, SOURCE, curve, exact_zeros, leads, read, share_axis
+from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.experiments.sparse_rows import BARS, SHARES, curve, exact_zeros, from_rows, leads, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
 SETTINGS = {
@@ -45,7 +45,7 @@ def checks(rows: Rows) -> list[Check]:
     return [*made, exact_zeros(rows)]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = from_rows(
     id="sparse-gpt",
     title="Gradual pruning of a GPT: MirrorAdam against AdamW and Muon",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
@@ -53,11 +53,6 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     checks=checks,
-    trials=len(SEEDS),
-    quick=len(SEEDS),
-    batch=len(SEEDS),
-    needs=(SOURCE,),
-    cost=lambda params: 0.01,
     remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. Rates were tuned on another "
     "seed, at 0 and at 90% zeros; benchmarks/results/sparse.md has the protocol and all rates.",
 )

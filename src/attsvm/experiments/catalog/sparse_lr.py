@@ -8,8 +8,8 @@ import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments.sparse_rows import SOURCE, kept_rows, method_of
+from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.experiments.sparse_rows import SOURCE, from_rows, kept_rows, method_of
 from attsvm.experiments.transformers import nothing_yet
 
 METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5")
@@ -70,7 +70,7 @@ def checks(rows: Rows) -> list[Check]:
     ]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = from_rows(
     id="sparse-lr",
     title="One learning rate for six models: MirrorAdam against AdamW",
     statement="One rate of MirrorAdam serves widths from 128 to 1024 and initial weights from × 0.1 to × 10.",
@@ -79,10 +79,6 @@ EXPERIMENT = Experiment(
     figure=figure,
     checks=checks,
     trials=1,
-    quick=1,
-    batch=1,
-    needs=(SOURCE,),
-    cost=lambda params: 0.01,
     remark="A GPT of four layers on WikiText-2, one epoch, dense, one seed; the rate of embeddings and norms is the "
     "same for all. The runs took a GPU and are kept as rows: benchmarks/sparse computes them.",
 )

@@ -8,9 +8,9 @@ import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.catalog.sparse_gpt import LOOKS, METHODS
-from attsvm.experiments.sparse_rows import BARS, SEEDS, SOURCE, curve, exact_zeros, leads, read, share_axis
+from attsvm.experiments.sparse_rows import BARS, curve, exact_zeros, from_rows, leads, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
 
@@ -35,7 +35,7 @@ def checks(rows: Rows) -> list[Check]:
     return [*made, exact_zeros(rows)]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = from_rows(
     id="sparse-vit",
     title="Gradual pruning of a ViT: MirrorAdam against AdamW and Muon",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
@@ -43,11 +43,6 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     checks=checks,
-    trials=len(SEEDS),
-    quick=len(SEEDS),
-    batch=len(SEEDS),
-    needs=(SOURCE,),
-    cost=lambda params: 0.01,
     remark="CIFAR-10 at 16 × 16 pixels. The runs took a GPU and are kept as rows: benchmarks/sparse computes them. "
     "Muon is better up to 95% zeros, and as good at 98%.",
 )

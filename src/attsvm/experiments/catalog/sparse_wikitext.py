@@ -8,15 +8,15 @@ import numpy as np
 
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, Series, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse_rows import (
     BARS,
-    SEEDS,
     SHARES,
     SOURCE,
     alone,
     curve,
     exact_zeros,
+    from_rows,
     kept_rows,
     leads,
     method_of,
@@ -84,7 +84,7 @@ def checks(rows: Rows) -> list[Check]:
     return [*leads(rows, "GPT on WikiText-2", OURS, BARS), exact_zeros(rows)]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = from_rows(
     id="sparse-wikitext",
     title="Gradual pruning of a GPT on WikiText-2: MirrorAdam against many others",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
@@ -92,11 +92,6 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     checks=checks,
-    trials=len(SEEDS),
-    quick=len(SEEDS),
-    batch=len(SEEDS),
-    needs=(SOURCE,),
-    cost=lambda params: 0.01,
     remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. powerprop with α = 10, whose "
     "geometry under Adam is nearly that of p = 1.1, ends slightly lower than p = 1.1.",
 )
