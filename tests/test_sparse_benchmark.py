@@ -111,6 +111,7 @@ METHODS = (
     },
     {"method": "powerprop", "options": {"alpha": 2.0}},
     {"method": "padam", "options": {"q": 0.8, "decay": 0.01}},
+    {"method": "adamw", "options": {"by": "|w g|"}},
     {"method": "rigl"},
 )
 
@@ -163,10 +164,52 @@ def test_images_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
     named = splits | {f"{split}_labels": labels for split in splits}
     np.savez(tmp_path / "images.npz", **named)  # pyright: ignore[reportArgumentType]
     images = samples.Images(tmp_path / "images.npz", "cpu")
-    shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, vocabulary=2, patch=4)
+    shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, classes=2, patch=4)
     x, _ = next(images.batches(shape, 0))
     assert x.shape == (32, 3, 8, 8)
     family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=10)
     (row,) = training.train_family(family, images, shape)
     assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
     assert row["accuracy"] > 0.95
+
+
+def test_texts_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
+    stream = np.random.default_rng(0)
+    labels = stream.integers(2, size=160)
+    tokens = stream.integers(2, 32, size=(160, 8))
+    tokens[:, 3] = labels  # one word says it
+    splits = dict.fromkeys(("train", "validation", "test"), tokens.astype(np.uint16))
+    named = splits | {f"{split}_labels": labels for split in splits}
+    np.savez(tmp_path / "texts.npz", **named)  # pyright: ignore[reportArgumentType]
+    texts = samples.Texts(tmp_path / "texts.npz", "cpu")
+    shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, vocabulary=32, classes=2)
+    x, y = next(texts.batches(shape, 0))
+    assert x.shape == (32, 8) and (x[:, 3] == y).all()
+    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=20)
+    (row,) = training.train_family(family, texts, shape)
+    assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
+    assert row["accuracy"] > 0.95
+
+
+def test_the_first_order_score_is_the_change_of_a_linear_loss() -> None:
+    w, g = problem()
+    w = w.requires_grad_()
+    (w * g).sum().backward()
+    without = torch.stack([(w * g).sum() - (w * g).flatten()[i] for i in range(w.numel())])
+    changes = (without - (w * g).sum()).abs().view_as(w)
+    torch.testing.assert_close(training._first_order(w), changes.detach())
+
+
+def test_two_of_four_neighbours_are_zero(tmp_path: Path) -> None:
+    shape = samples.Shape(width=16, layers=1, heads=2, length=8, batch=8, every=3, vocabulary=32)
+    stream = np.tile(np.arange(8), 160).astype(np.uint16)
+    np.savez(tmp_path / "tokens.npz", train=stream, validation=stream[:600], test=stream[:600])
+    corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
+    options = {"p": 1.1, "structure": "2:4"}
+    family = training.Family("mirror", 0.01, 0, (0.5,), tied=False, init="torch", epochs=2, options=options)
+    model = training.make_model(shape, tied=False)
+    (row,) = training.train_family(family, corpus, shape, model=model, fused=False)
+    assert row["zeros"] == pytest.approx(0.5, abs=1e-6)
+    assert isinstance(model, training.GPT)
+    fours = model.blocks[0].qkv.weight.detach().unflatten(-1, (-1, 4))  # type: ignore[union-attr]
+    assert ((fours == 0).sum(-1) == 2).all()

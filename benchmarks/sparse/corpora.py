@@ -1,12 +1,13 @@
-"""Texts as one stream of tokens for each split, and images, in compressed .npz files.
+"""Texts as one stream of tokens for each split, labelled texts and images, in compressed .npz files.
 
     python benchmarks/sparse/corpora.py DATA OUT
 
 reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
-writes OUT/imdb.npz, OUT/wikitext-2.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by which settings are
+writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by which settings are
 chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split, drawn once, none
 of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its
-train split, so that the head is small. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are
+train split, so that the head is small. For the classifier IMDB's texts are their first 256 word pieces; 2,500 train
+texts are for validation, and 10,000 of the test split are tested. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are
 for validation.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DRAWN = 1500
+LENGTH, HELD_OUT, TESTED = 256, 2500, 10000
 SEPARATOR, UNKNOWN = "[SEP]", "[UNK]"
 BYTE_PAIRS = 4096
 
@@ -40,6 +42,29 @@ def imdb_texts(path: Path) -> dict[str, list[str]]:
     random.Random(0).shuffle(fresh)
     random.Random(0).shuffle(texts["train"])  # the file is sorted by class
     return {"train": texts["train"], "validation": fresh[:DRAWN], "test": fresh[DRAWN : 2 * DRAWN]}
+
+
+def imdb_labels(path: Path, pieces: Tokenizer) -> dict[str, np.ndarray]:
+    """The first word pieces of every text, behind [CLS], and labels of every split."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["text", "label", "split"]).to_pydict()
+    pieces.enable_truncation(LENGTH)
+    pieces.enable_padding(length=LENGTH)
+    codes = pieces.encode_batch([text.replace("<br />", " ") for text in table["text"]])
+    tokens = np.array([code.ids for code in codes], dtype=np.uint16)
+    labels, split = np.array(table["label"], dtype=np.int8), np.array(table["split"])
+    seen = {text for text, name in zip(table["text"], split) if name == "train"}
+    fresh = np.array([text not in seen for text in table["text"]])
+    parts = (split == "train", (split == "test") & fresh)
+    train, test = (np.random.default_rng(0).permutation(np.flatnonzero(part)) for part in parts)
+    where = {"train": train[HELD_OUT:], "validation": train[:HELD_OUT], "test": test[:TESTED]}
+    return _labelled(tokens, labels, where)
+
+
+def _labelled(samples: np.ndarray, labels: np.ndarray, where: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    pairs = ({name: samples[i], f"{name}_labels": labels[i]} for name, i in where.items())
+    return {name: array for pair in pairs for name, array in pair.items()}
 
 
 def wikitext(folder: Path) -> dict[str, list[str]]:
@@ -97,8 +122,7 @@ def cifar10(path: Path, side: int = 16, held_out: int = 5000) -> dict[str, np.nd
     labels, split = np.array(table["label"], dtype=np.int8), np.array(table["split"])
     order = np.random.default_rng(0).permutation(np.flatnonzero(split == "train"))
     where = {"train": order[held_out:], "validation": order[:held_out], "test": np.flatnonzero(split == "test")}
-    pairs = ({name: images[i], f"{name}_labels": labels[i]} for name, i in where.items())
-    return {name: array for pair in pairs for name, array in pair.items()}
+    return _labelled(images, labels, where)
 
 
 def main(data: Path, out: Path) -> None:
@@ -112,7 +136,12 @@ def main(data: Path, out: Path) -> None:
         streams = {split: encode(texts, pieces) for split, texts in splits.items()}
         np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
-    np.savez_compressed(out / "cifar10-16.npz", **cifar10(data / "cifar10.parquet"))  # pyright: ignore[reportArgumentType]
+    labelled = {
+        "imdb-labels": imdb_labels(data / "imdb.parquet", bert(data / "bert-base-uncased" / "tokenizer.json")),
+        "cifar10-16": cifar10(data / "cifar10.parquet"),
+    }
+    for name, splits in labelled.items():
+        np.savez_compressed(out / f"{name}.npz", **splits)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 import torch.multiprocessing as mp
 
 sys.path.insert(0, str(Path(__file__).parent))
-from samples import SHAPES, Corpus, Images, Samples, Shape
+from samples import SHAPES, Corpus, Images, Samples, Shape, Texts
 from training import Family, loss_of, make_model, train_family
 
 SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
@@ -106,8 +106,8 @@ def grid(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[float]:
 
 def read_samples(arguments: argparse.Namespace, name: str, device: str) -> Samples:
     path = arguments.tokens / f"{name}.npz"
-    if name in SHAPES and SHAPES[name].patch:
-        return Images(path, device)
+    if name in SHAPES and SHAPES[name].classes:
+        return (Images if SHAPES[name].patch else Texts)(path, device)
     corpus = Corpus(path, device)
     if arguments.tiny:
         corpus.streams = {split: stream[:12000] % 512 for split, stream in corpus.streams.items()}

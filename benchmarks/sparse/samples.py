@@ -1,4 +1,4 @@
-"""Shapes of models and batches, and what they are trained on: streams of tokens, or images."""
+"""Shapes of models and batches, and what they are trained on: streams of tokens, labelled texts, or images."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ class Shape:
     length: int = 256  # of a window in tokens, or of an image's side
     batch: int = 64
     every: int = 50
-    vocabulary: int = VOCABULARY  # or classes
+    vocabulary: int = VOCABULARY
     dropout: float = 0.0
-    patch: int = 0  # of images; 0: a language model
+    classes: int = 0  # 0: a language model
+    patch: int = 0  # of images; 0: texts
     most_evaluated: int = 10**9  # tokens of a split
 
 
 SHAPES = {
     "imdb": Shape(),
     "wikitext-2": Shape(width=256, layers=4, heads=4, every=25, vocabulary=4096, dropout=0.1),
-    "cifar10-16": Shape(256, 4, 4, length=16, batch=256, every=50, vocabulary=10, dropout=0.1, patch=2),
+    "cifar10-16": Shape(256, 4, 4, length=16, batch=256, every=50, dropout=0.1, classes=10, patch=2),
+    "imdb-labels": Shape(384, 3, 3, batch=128, every=25, dropout=0.2, classes=2),
 }
 
 
@@ -87,6 +89,33 @@ class Corpus(Samples):
         windows = stream[torch.arange(count, device=stream.device)[:, None] * shape.length + places].long()
         for i in range(0, count - shape.batch + 1, shape.batch):
             yield windows[i : i + shape.batch, :-1], windows[i : i + shape.batch, 1:]
+
+
+class Texts(Samples):
+    """Texts (count, length) as tokens, with their classes."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        with np.load(path) as splits:
+            names = ("train", "validation", "test")
+            self.tokens = {split: torch.from_numpy(splits[split].astype(np.int32)).to(device) for split in names}
+            self.labels = {split: torch.from_numpy(splits[f"{split}_labels"]).long().to(device) for split in names}
+        self.device = self.tokens["train"].device
+
+    def batches(self, shape: Shape, seed: int) -> Iterator[Batch]:
+        tokens, labels, generator = self.tokens["train"], self.labels["train"], torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(labels), generator=generator).to(self.device)
+            for i in range(0, len(labels) - shape.batch + 1, shape.batch):
+                part = order[i : i + shape.batch]
+                yield tokens[part, : shape.length].long(), labels[part]
+
+    def steps(self, shape: Shape, epochs: float) -> int:
+        return int(epochs * (len(self.labels["train"]) // shape.batch))
+
+    def evaluation(self, split: str, shape: Shape) -> Iterator[Batch]:
+        tokens, labels = self.tokens[split], self.labels[split]
+        for i in range(0, len(labels) - shape.batch + 1, shape.batch):
+            yield tokens[i : i + shape.batch, : shape.length].long(), labels[i : i + shape.batch]
 
 
 class Images(Samples):

@@ -1,4 +1,4 @@
-"""Train a GPT or a ViT with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
+"""Train a GPT, a ViT or a text classifier with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from baselines import AdaBreg, Muon, PAdam, PowerpropAdam
 from samples import Samples, Shape
 
-from attsvm.models import GPT, ViT
+from attsvm.models import GPT, TextTransformer, ViT
+from attsvm.models._attention import Places
 from attsvm.optim import GradualPruning, MirrorAdam, param_groups
 
 ONE_SHOT = (0.5, 0.7, 0.8, 0.9)
@@ -115,18 +116,36 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
 
 
-def make_model(shape: Shape, tied: bool) -> GPT | ViT:
+class TextClassifier(TextTransformer):
+    """Of texts of one length: the rest of a short text is a token as any other."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens.flatten(), _places(*tokens.shape, tokens.device))
+
+
+@cache
+def _places(count: int, length: int, device: torch.device) -> Places:
+    return Places.of(torch.full((count,), length, device=device), length, count * length)
+
+
+Model = GPT | ViT | TextClassifier
+
+
+def make_model(shape: Shape, tied: bool) -> Model:
     common: dict[str, Any] = {"width": shape.width, "layers": shape.layers, "heads": shape.heads}
     if shape.patch:
-        sizes = {"size": shape.length, "patch": shape.patch, "hidden": 2 * shape.width, "classes": shape.vocabulary}
+        sizes = {"size": shape.length, "patch": shape.patch, "hidden": 2 * shape.width, "classes": shape.classes}
         return ViT(**common, **sizes, dropout=shape.dropout)
-    return GPT(**common, vocabulary=shape.vocabulary, length=shape.length, dropout=shape.dropout, tied=tied)
+    common |= {"vocabulary": shape.vocabulary, "length": shape.length, "dropout": shape.dropout}
+    if shape.classes:
+        return TextClassifier(**common, hidden=4 * shape.width, classes=shape.classes)
+    return GPT(**common, tied=tied)
 
 
 def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Family) -> list[dict[str, Any]]:
     """Muon is for hidden matrices: a head of its own gets Adam's step at the rate of the rest, inside Muon, so that it
     is pruned with the others."""
-    assert isinstance(model, GPT | ViT)
+    assert isinstance(model, Model)
     if model.head is None:
         return matrices
     head, groups = model.head.weight, []
@@ -136,7 +155,7 @@ def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Fami
     return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
 
 
-def start_model(shape: Shape, family: Family) -> GPT | ViT:
+def start_model(shape: Shape, family: Family) -> Model:
     torch.manual_seed(family.seed)
     model = make_model(shape, family.tied)
     with torch.no_grad():
@@ -203,11 +222,17 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
     schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}
     if family.method == "rigl":
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
-    elif "regrow" in family.options:
-        schedule["regrow"] = family.options["regrow"]
-    if "scope" in family.options:
-        schedule["scope"] = family.options["scope"]
-    return GradualPruning(optimizer, sparsity, total, **schedule)
+    schedule |= {name: family.options[name] for name in ("regrow", "scope", "structure") if name in family.options}
+    pruning = GradualPruning(optimizer, sparsity, total, **schedule)
+    if family.options.get("by") == "|w g|":
+        pruning._units = [unit._replace(scores=partial(_first_order, *unit.params)) for unit in pruning._units]
+    return pruning
+
+
+def _first_order(w: Tensor) -> Tensor:
+    """What the loss changes by to first order when an entry becomes 0."""
+    assert w.grad is not None
+    return (w.detach() * w.grad).abs()
 
 
 class _Run:
@@ -311,7 +336,7 @@ class _Run:
         found: dict[str, Any] = {
             "validation": self.evaluate("validation"),
             "test": self.evaluate("test"),
-            **({"accuracy": self.accuracy()} if self.shape.patch else {}),
+            **({"accuracy": self.accuracy()} if self.shape.classes else {}),
             "train": self.recent.item(),
             "zeros": (flat == 0).double().mean().item(),
             "steps": self.count,
@@ -330,7 +355,7 @@ class _Run:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> float:
-        """Mean cross-entropy of a token or an image, in nats."""
+        """Mean cross-entropy of a token, text or image, in nats."""
         self.model.eval()
         found = [self.losses(self.model, batch).double() for batch in self.corpus.evaluation(split, self.shape)]
         self.model.train()
@@ -338,7 +363,7 @@ class _Run:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """The share of test images that are classified rightly."""
+        """The share of test texts or images that are classified rightly."""
         self.model.eval()
         batches = self.corpus.evaluation("test", self.shape)
         right = [(self.model(x).argmax(1) == y).double().mean() for x, y in batches]
