@@ -3,12 +3,12 @@
     python benchmarks/sparse/corpora.py DATA OUT
 
 reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
-writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by which settings are
-chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split, drawn once, none
-of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs learnt from its
-train split, so that the head is small. For the classifier IMDB's texts are their first 256 word pieces; 2,500 train
-texts are for validation, and 10,000 of the test split are tested. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are
-for validation.
+writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by
+which settings are chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split,
+drawn once, none of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs
+learnt from its train split, so that the head is small. For the classifier IMDB's texts are their first 256 word pieces;
+2,500 train texts are for validation, and 10,000 of the test split are tested. CIFAR-10's images are averaged to 16 × 16
+pixels; 5,000 of its train images are for validation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train a GPT, a ViT or a text classifier with one method at one or more shares of zeros: the runs of the benchmark of sparse training."""
+"""Train a GPT, a ViT or a text classifier with one method at one or more shares of zeros."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, 
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
     schedule |= {name: family.options[name] for name in ("regrow", "scope", "structure") if name in family.options}
     pruning = GradualPruning(optimizer, sparsity, total, **schedule)
-    if family.options.get("by") == "|w g|":
+    if family.options.get("by") == "first order":
         pruning._units = [unit._replace(scores=partial(_first_order, *unit.params)) for unit in pruning._units]
     return pruning
 

@@ -23,7 +23,7 @@ def rows_of(name: str) -> Rows:
     return Rows([(cell, experiment.run(cell, trials, "cpu", data)) for cell in cells])
 
 
-@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-lr"])
+@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-lr"])
 def test_figures_and_checks_come_from_the_rows(name: str) -> None:
     rows = rows_of(name)
     assert CATALOG[name].checks(rows)
@@ -53,6 +53,11 @@ def test_penalties_stand_at_the_share_that_they_reach() -> None:
         for params, columns in rows.where(method=method):
             if np.isfinite(columns["tuned"][0]):
                 assert abs(columns["tuned_zeros"][0] - params["sparsity"]) < 0.03
+            if np.isfinite(columns["zeros"]).any():
+                assert abs(columns["zeros"].mean() - params["sparsity"]) < 0.03
+                assert len(set(columns["lr"])) == 1
+                assert len(set(columns["test"])) == 3
+    assert np.isfinite(rows.where(method="pAdam", sparsity=0.95)["test"]).all()
     assert np.isfinite(rows.where(method="pAdam", sparsity=0.9)["tuned"]).all()
     assert np.isnan(rows.where(method="pAdam", sparsity=0.5)["tuned"]).all()
 

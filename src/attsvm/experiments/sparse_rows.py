@@ -13,7 +13,7 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Axes, Series
+from attsvm.experiments._draw import SERIES, Axes, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.transformers import interval
 
@@ -22,9 +22,9 @@ __all__ = [
     "SEEDS",
     "SHARES",
     "SOURCE",
-    "alone",
+    "by_penalty",
     "chosen_rate",
-    "curve",
+    "curves",
     "exact_zeros",
     "from_rows",
     "kept_rows",
@@ -41,6 +41,13 @@ SEEDS = (1, 2, 3)
 TUNED_AT = 0.9
 BARS = {0.95: 0.04, 0.98: 0.08}
 """So much lower than AdamW's the loss should be, by share of zeros."""
+
+NEAR = 0.03
+"""A penalty's share of zeros counts as one that is asked for if it is so near."""
+LOOKS: dict[str, Series] = {"AdamW": SERIES[0], "MirrorAdam p = 1.1": SERIES[1]}
+"""The same in all panels."""
+FREE = (*SERIES[2:], Series("0.4", "--", "P"), Series("0.6", ":", "X"))
+"""Of the other methods in a panel, in their order."""
 
 Row = dict[str, Any]
 
@@ -99,28 +106,57 @@ def read(
     fresh = {row["seed"]: row for row in there if row["note"] in notes}
     found = [fresh.get(SEEDS[trial], {}) for trial in trials]
     columns = {name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")}
-    return {**columns, **alone(best if best is not None and best["sparsity"] == share else {}, len(found))}
+    return {**columns, **_alone(best if best is not None and best["sparsity"] == share else {}, len(found))}
 
 
-def alone(row: Row, count: int) -> Columns:
+def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
+    """Of a method whose zeros come from a penalty: the fresh seeds of the strength and rate whose share of zeros is
+    nearest to the one asked for; where there are none, the nearest run of the seed that was tried on."""
+    rows = [row for row in kept_rows(data[SOURCE]) if all(row[name] == value for name, value in wanted.items())]
+    rows = [row for row in rows if method_of(row).startswith(params["method"])]
+    tried: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        if row["note"] == "penalty":
+            tried.setdefault((method_of(row), row["lr"]), []).append(row)
+    off = {abs(np.mean([row["zeros"] for row in own]) - params["sparsity"]): own for own in tried.values()}
+    near = off[min(off)] if min(off, default=1.0) < NEAR else []
+    fresh = {row["seed"]: row for row in near}
+    found = [fresh.get(SEEDS[trial], {}) for trial in trials]
+    alone = {abs(row["zeros"] - params["sparsity"]): row for row in rows if row["note"] == "strength"}
+    columns = {name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")}
+    return {**columns, **_alone(alone[min(alone)] if min(alone, default=1.0) < NEAR else {}, len(found))}
+
+
+def _alone(row: Row, count: int) -> Columns:
     """Columns of a run of one seed, without fresh ones beside it."""
-    return {name: np.full(count, row.get(key, np.nan)) for name, key in (("tuned", "test"), ("tuned_zeros", "zeros"))}
+    names = {"tuned": "test", "tuned_zeros": "zeros", "tuned_accuracy": "accuracy"}
+    return {name: np.repeat(_numbers(key, [row]), count) for name, key in names.items()}
 
 
 def _numbers(name: str, found: Sequence[Row]) -> np.ndarray:
     return np.array([np.nan if row.get(name) is None else row[name] for row in found])
 
 
-def curve(ax: Axes, rows: Rows, look: Series, label: str, value: str = "test") -> None:
+def curves(
+    ax: Axes, rows: Rows, methods: Sequence[str], value: str = "test", names: Mapping[str, str] | None = None
+) -> None:
+    """One for each method, under its name or what `names` calls it."""
+    free = iter(FREE)
+    for method in methods:
+        look = LOOKS[method] if method in LOOKS else next(free)
+        _curve(ax, rows.where(method=method), look, (names or {}).get(method, method), value)
+
+
+def _curve(ax: Axes, rows: Rows, look: Series, label: str, value: str) -> None:
     """Means of seeds with their 95% intervals, over the share of entries that are not 0; a hollow mark where there is
-    only one seed, of which the loss is known."""
-    points = []
+    only one seed."""
+    points, alone = [], "tuned" if value == "test" else f"tuned_{value}"
     for _, columns in rows:
         there = np.isfinite(columns[value])
         if there.any():
             points.append((100 * (1 - columns["zeros"][there].mean()), *interval(columns[value][there]), True))
-        elif value == "test" and np.isfinite(columns["tuned"][0]):
-            points.append((100 * (1 - columns["tuned_zeros"][0]), columns["tuned"][0], np.nan, False))
+        elif np.isfinite(columns[alone][0]):
+            points.append((100 * (1 - columns["tuned_zeros"][0]), columns[alone][0], np.nan, False))
     if not points:
         return
     x, mean, half, fresh = (np.array(column) for column in zip(*sorted(points)))
@@ -132,7 +168,8 @@ def curve(ax: Axes, rows: Rows, look: Series, label: str, value: str = "test") -
 
 def share_axis(ax: Axes, title: str) -> None:
     ax.set(xscale="log", xlabel="entries that are not 0, %", title=title)
-    ax.set_xticks([100, 50, 20, 10, 5, 2], ["100", "50", "20", "10", "5", "2"])
+    ticks = [tick for tick in (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2) if tick >= 0.99 * ax.dataLim.x0]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     ax.invert_xaxis()
 
@@ -158,8 +195,9 @@ def leads(rows: Rows, where: str, methods: Sequence[str], bars: Mapping[float, f
     return made
 
 
-def exact_zeros(rows: Rows) -> Check:
-    """Of all runs with gradual pruning."""
-    zeros = [(p["sparsity"], c["zeros"][np.isfinite(c["zeros"])]) for p, c in rows if p["sparsity"] > 0]
+def exact_zeros(rows: Rows, but: Sequence[str] = ()) -> Check:
+    """Of all runs with gradual pruning, which are all `but` those of some methods."""
+    pruned = [(p["sparsity"], c["zeros"]) for p, c in rows if p["sparsity"] > 0 and p["method"] not in but]
+    zeros = [(share, found[np.isfinite(found)]) for share, found in pruned]
     far = max((float(np.abs(share - found).max()) for share, found in zeros if len(found)), default=np.nan)
     return Check("the share of exact zeros is the one asked for", "", f"within {far:.0e}", far < 1e-4)

@@ -73,6 +73,7 @@ MODULES = (
     "sparse_gpt",
     "sparse_wikitext",
     "sparse_vit",
+    "sparse_classifier",
     "sparse_lr",
 )
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Figure, Series, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import BARS, SHARES, curve, exact_zeros, from_rows, leads, read, share_axis
+from attsvm.experiments.sparse_rows import BARS, SHARES, curves, exact_zeros, from_rows, leads, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
 SETTINGS = {
@@ -18,7 +18,6 @@ SETTINGS = {
     "tied head, GPT-2's start": {"tied": True, "init": "gpt2"},
 }
 METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5", "Muon")
-LOOKS: dict[str, Series] = dict(zip(METHODS, SERIES))
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
@@ -31,8 +30,7 @@ def figure(rows: Rows) -> Figure:
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, len(SETTINGS), (12, 4))
     for ax, setting in zip(axes[0], SETTINGS):
-        for method, look in LOOKS.items():
-            curve(ax, rows.where(setting=setting, method=method), look, method)
+        curves(ax, rows.where(setting=setting), METHODS)
         share_axis(ax, setting)
     axes[0][0].set_ylabel("test loss, nats per word piece")
     figure.suptitle("hollow: only the seed that chose the rate", fontsize=9)

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Figure, Series, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse_rows import (
     BARS,
     SHARES,
-    SOURCE,
-    alone,
-    curve,
+    by_penalty,
+    curves,
     exact_zeros,
     from_rows,
-    kept_rows,
     leads,
-    method_of,
     read,
     share_axis,
 )
@@ -38,21 +35,13 @@ PUSHED: dict[str, str] = {
 }
 """Combined methods, as runs are named and as people say it."""
 PENALTIES = ("MirrorAdam p = 2, l1", "MirrorAdam p = 1.5, l1", "MirrorAdam p = 1.1, l1", "AdaBreg", "pAdam")
-"""Methods whose zeros come from a penalty. Of its strengths the one counts that comes nearest to a share."""
-NEAR = 0.03
-"""So near."""
-LOOKS: dict[str, Series] = {"AdamW": SERIES[0], "MirrorAdam p = 1.1": SERIES[1]}
-"""The same in all panels."""
+"""Methods whose zeros come from a penalty."""
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
-    if params["method"] not in PENALTIES:
-        return read(params, CORPUS, trials, data, ("combined", "explore") if params["method"] in PUSHED else ("main",))
-    rows = [row for row in kept_rows(data[SOURCE]) if all(row.get(name) == value for name, value in CORPUS.items())]
-    rows = [row for row in rows if row["note"] == "strength" and method_of(row).startswith(params["method"])]
-    off = {abs(row["zeros"] - params["sparsity"]): row for row in rows}
-    none = dict.fromkeys(("test", "accuracy", "zeros", "lr"), np.full(len(trials), np.nan))
-    return {**none, **alone(off[min(off)] if min(off, default=1.0) < NEAR else {}, len(trials))}
+    if params["method"] in PENALTIES:
+        return by_penalty(params, CORPUS, trials, data)
+    return read(params, CORPUS, trials, data, ("combined", "explore") if params["method"] in PUSHED else ("main",))
 
 
 @styled
@@ -64,15 +53,12 @@ def figure(rows: Rows) -> Figure:
     panels: dict[str, tuple[str, ...]] = {
         "the same pruning for all": ("AdamW", *OURS, "Muon"),
         "other methods, the same pruning": ("MirrorAdam p = 1.1", "AdamW", *OTHERS[2:]),
-        "zeros by a penalty": PENALTIES,
+        "zeros by a penalty": ("AdamW", *PENALTIES),
         "combined": ("MirrorAdam p = 1.1", *PUSHED),
     }
     dense = rows.where(method="AdamW", sparsity=0.0)["test"]
     for ax, (title, methods) in zip(flat, panels.items()):
-        free = iter((*SERIES[2:], Series("0.4", "--", "P"), Series("0.6", ":", "X")))
-        for method in methods:
-            look = LOOKS[method] if method in LOOKS else next(free)
-            curve(ax, rows.where(method=method), look, PUSHED.get(method, method))
+        curves(ax, rows, methods, names=PUSHED | {"AdamW": "AdamW, pruned"} if "AdaBreg" in methods else PUSHED)
         ax.axhline(dense[np.isfinite(dense)].mean() if np.isfinite(dense).any() else np.nan, color="0.6", lw=0.8)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per byte pair")
@@ -81,7 +67,7 @@ def figure(rows: Rows) -> Figure:
 
 
 def checks(rows: Rows) -> list[Check]:
-    return [*leads(rows, "GPT on WikiText-2", OURS, BARS), exact_zeros(rows)]
+    return [*leads(rows, "GPT on WikiText-2", OURS, BARS), exact_zeros(rows, PENALTIES)]
 
 
 EXPERIMENT = from_rows(

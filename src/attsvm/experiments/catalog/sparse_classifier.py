@@ -1,0 +1,68 @@
+"""A classifier of reviews: the saturated case, which cannot rank sparse methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from attsvm.experiments._checks import Check
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._experiment import Columns, Params, Rows
+from attsvm.experiments.sparse_rows import by_penalty, curves, exact_zeros, from_rows, read, share_axis
+from attsvm.experiments.transformers import nothing_yet
+
+CORPUS = {"corpus": "imdb-labels"}
+METHODS = ("AdamW", "MirrorAdam p = 1.1", "Muon")
+PENALTY = "MirrorAdam p = 2, l1"
+"""L1-proximal AdamW."""
+SHARES = (0.0, 0.9, 0.98, 0.998)
+
+
+def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
+    return (by_penalty if params["method"] == PENALTY else read)(params, CORPUS, trials, data)
+
+
+@styled
+def figure(rows: Rows) -> Figure:
+    if not np.isfinite(rows["test"]).any():
+        return nothing_yet("no run is there yet")
+    figure, axes = new_figure(1, 2, (10, 4))
+    for ax, value, label in zip(axes[0], ("test", "accuracy"), ("test loss, nats per review", "test accuracy")):
+        curves(ax, rows, (*METHODS, PENALTY), value, {PENALTY: "L1-proximal AdamW"})
+        share_axis(ax, "reviews of IMDB")
+        ax.set_ylabel(label)
+    figure.suptitle("hollow: one seed", fontsize=9)
+    return finish(figure, axes[0])
+
+
+def checks(rows: Rows) -> list[Check]:
+    dense = np.nanmean(rows.where(method="AdamW", sparsity=0.0)["accuracy"])
+    found = {method: np.nanmean(rows.where(method=method, sparsity=0.9)["accuracy"]) for method in METHODS}
+    words = ", ".join(f"{method} {100 * accuracy:.1f}" for method, accuracy in found.items())
+    spread = max(found.values()) - min(found.values())
+    plain = rows.where(method=PENALTY, sparsity=0.98)
+    kept, zeros = plain["tuned_accuracy"][0], plain["tuned_zeros"][0]
+    return [
+        Check("at 90% zeros the methods differ by less than two points", "", words, bool(spread < 0.02)),
+        Check(
+            "L1-proximal AdamW makes 98% zeros or more and loses less than two points",
+            "",
+            f"{100 * zeros:.1f}% zeros: {100 * kept:.1f}, dense AdamW: {100 * dense:.1f}",
+            bool(zeros >= 0.98 and kept > dense - 0.02),
+        ),
+        exact_zeros(rows, (PENALTY,)),
+    ]
+
+
+EXPERIMENT = from_rows(
+    id="sparse-classifier",
+    title="A classifier of reviews: the saturated case",
+    statement="A classifier of IMDB's reviews cannot rank sparse methods: at 90% zeros they agree, and a plain L1 "
+    "penalty goes far beyond.",
+    grid={"method": [*METHODS, PENALTY], "sparsity": list(SHARES)},
+    run=run,
+    figure=figure,
+    checks=checks,
+    remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. The penalty has one seed.",
+)
