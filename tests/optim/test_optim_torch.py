@@ -289,12 +289,16 @@ def _fsdp2(rank: int, folder: str) -> None:
         with pytest.raises(AttsvmError, match=r"the parameter has \(16, 8\) with \(8, 8\) on this rank"):
             again.load_state_dict(saved)
 
-    model = sharded()
-    before = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    steps(model, before, range(2))
-    after = from_torch(before, model, p=1.1)
-    steps(model, after, range(2, 4))
-    assert after.state[model[0].weight]["step"] == 4
+    for moments_of in ("weight", "mirror"):
+        both = sharded(), network().append(nn.Linear(2, 1, bias=False))
+        for model in both:
+            before = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            steps(model, before, range(2))
+            after = from_torch(before, model, p=1.1, moments_of=moments_of)
+            steps(model, after, range(2, 4))
+            assert after.state[model[0].weight]["step"] == 4
+        for a, b in zip(*(model.parameters() for model in both)):
+            torch.testing.assert_close(a.full_tensor(), b.detach(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

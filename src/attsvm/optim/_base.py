@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, overload
 
@@ -256,14 +256,17 @@ class MirrorOptimizer(Optimizer, ABC):
 
         States of torch's optimizers work, too: MirrorAdam continues AdamW's moments, MirrorDescent SGD's momentum.
         Options in the saved groups, such as lr, are restored; options that they lack, such as p, stay as they are here.
-        The mirror variable is computed from the weights. :func:`~attsvm.optim.from_torch` does this for other groups,
-        and translates lr. States of other optimizers, and of parameters of other shapes, are refused.
+        The mirror variable is computed from the weights; with ``moments_of="mirror"`` AdamW's moments are translated,
+        too. :func:`~attsvm.optim.from_torch` does this for other groups, and translates lr. States of other optimizers,
+        and of parameters of other shapes, are refused.
         """
         loaded: StateDict = {}
+        origins: list[dict[str, Any]] = []
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
 
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
             groups, ours = hooked["param_groups"], type(self).__name__
+            origins.extend(groups)
             if len(groups) == len(own):  # else torch refuses
                 groups = [{**mine, **taken(saved, self._source, ours)} for mine, saved in zip(own, groups)]
                 check_states(hooked["state"], groups, self.param_groups, self._source, ours)
@@ -288,6 +291,11 @@ class MirrorOptimizer(Optimizer, ABC):
                     # The kernels walk through memory, so the state lies in it as the parameter does.
                     as_param = value if same_layout(value, param) else torch.empty_like(param, dtype=value.dtype)
                     self.state[param][name] = value if as_param is value else as_param.copy_(value)
+        for group, origin in zip(self.param_groups, origins):
+            self._adopt(group, origin)
+
+    def _adopt(self, group: dict[str, Any], origin: Mapping[str, Any]) -> None:
+        """Translate the loaded states of a group, if they mean something else in the saved one."""
 
     def _check_capture(self) -> None:
         """torch's own check is private and has changed its name."""

@@ -40,3 +40,11 @@ def check_l1(l1: float, of: str) -> None:
     check_at_least_zero("l1", l1)
     if of not in ("mirror", "weight"):
         raise AttsvmError(f'l1_of must be "mirror" or "weight", but got {of!r}.')
+
+
+def check_moments_of(of: str, p: float) -> None:
+    check_p(p)
+    if of not in ("weight", "mirror"):
+        raise AttsvmError(f'moments_of must be "weight" or "mirror", but got {of!r}.')
+    if of == "mirror" and p > 2:
+        raise AttsvmError(f'moments_of="mirror" needs p ≤ 2, but got p = {p:g}: above 2, dw/dθ is infinite at 0.')

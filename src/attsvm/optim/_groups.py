@@ -127,12 +127,13 @@ def param_groups(
         for kind, of_kind in named.items()
         if of_kind
     ]
-    stuck = [n for g in groups if g["p"] < 1.5 for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
+    sticky = [g for g in groups if g["p"] < (2 if g.get("moments_of") == "mirror" else 1.5)]
+    stuck = [n for g in sticky for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
     if stuck:
         others = [name for group in groups for name in group["param_names"] if name not in stuck]
         pattern = "|".join(dict.fromkeys(_any_number(name, others) for name in stuck))
         warnings.warn(
-            f"all entries of {_abbreviate(stuck)} are 0 and hardly move at p near 1: "
+            f"all entries of {_abbreviate(stuck)} are 0 and hardly move at this p: "
             f'give them p = 2, as by kinds={{r"^({pattern})$": "vectors"}}.',
             stacklevel=2,
         )

@@ -9,6 +9,7 @@
 //   KEEP       what the roundings of θ lose is kept
 //   MASK       pruned entries stay 0
 //   L1         a soft threshold: 1 of θ, 2 of the weight
+//   CHAIN      Adam's moments are those of the gradient with respect to θ
 //   MAXIMIZE, MOMENTUM, NESTEROV, NORMALIZE
 
 #include <cmath>
@@ -129,6 +130,12 @@ template <class T> inline T signed_power(T x, double a) {
     }
 }
 
+// dw/dθ = a|θ|^(a−1), for a > 1.
+template <class T> inline T slope_of_weight(T x, double a) {
+    if constexpr (N > 1) return T(a) * std::fabs(power<(N > 1 ? N - 1 : 0), T>(x));
+    else return T(a) * any_power(std::fabs(x), a - 1);
+}
+
 // θ of a weight.
 inline double read_off(double weight, double a) {
     const double size = std::fabs(weight);
@@ -215,10 +222,11 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
 #pragma GCC ivdep
         for (int64_t i = start; i < end; i++) {
             const bool keep = MASK ? kept[i] != 0 : true;
-            const float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
+            float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
             Real x = LEAN ? Real(read_off(widen(weight[i]), s.exponent)) : theta[i];
             Real change = KEEP ? rest[i] : 0.0f;
 #if ADAM
+            if (CHAIN) g *= float(slope_of_weight(x, s.exponent));
             float m = avg[i] + weight1 * (g - avg[i]);
             float v = beta2 * avg_sq[i] + weight2 * g * g;
             avg[i] = m = keep ? m : 0.0f;

@@ -28,9 +28,14 @@ class Source(NamedTuple):
     states: frozenset[str]
 
 
+def is_foreign(saved: Group) -> bool:
+    """Whether an optimizer of torch saved the group: these keep the p of `param_groups`."""
+    return "p" not in saved or "differentiable" in saved
+
+
 def taken(saved: Group, source: Source, ours: str) -> dict[str, Any]:
     """The options of a saved group that hold here too."""
-    foreign = "p" not in saved or "differentiable" in saved  # torch's optimizers keep the p of `param_groups`
+    foreign = is_foreign(saved)
     if source.shared not in saved or (foreign and source.theirs not in saved):
         raise _others(source, ours)
     if not foreign:

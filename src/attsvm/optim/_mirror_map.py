@@ -85,6 +85,14 @@ def _slope(x: Tensor, n: int, out: Tensor | None) -> Tensor:
     return power(x, n - 1, out) if n % 2 else power(x, n - 1, out).abs_()
 
 
+def slope_of_weight(x: Tensor, a: float, of_weight: bool = False) -> Tensor:
+    """dw/dθ = a|θ|^(a−1), for a > 1: it is 0 at 0. x is θ or, with `of_weight`, the weight."""
+    if of_weight:
+        return x.abs().pow_(1 - 1 / a).mul_(a)
+    n = whole_exponent(a)
+    return (_slope(x, n, None) if n else x.abs().pow_(a - 1)).mul_(a)
+
+
 def state_dtype(param: Tensor) -> torch.dtype:
     """Of the mirror variable and the moments: float32 for bf16 and fp16, so that θ doubles as master weights."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32
