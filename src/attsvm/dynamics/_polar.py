@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Nuclear, Spectral
 from attsvm.native import compiled, compiler
-from attsvm.objective import trial_first, trial_last
+from attsvm.objective import contract, trial_first, trial_last
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic that Muon iterates; they take singular values to about 1, not exactly to it."""
@@ -23,6 +23,13 @@ def polar(M: Tensor, newton_schulz: int = 0, rank_one: bool = False) -> Tensor:
     if torch.compiler.is_compiling() and M.device.type == "cpu":
         return _compiled(M.contiguous(), newton_schulz, rank_one)
     return _eager(M, newton_schulz, rank_one)
+
+
+def largest_singular_value(M: Tensor) -> Tensor:
+    """(B,) of M (d, e, B)."""
+    if torch.compiler.is_compiling() and M.device.type == "cpu":
+        return contract("deB,deB->B", M, polar(M, rank_one=True), small=True)  # ⟨M, u₁v₁ᵀ⟩
+    return Spectral().norm(trial_first(M))
 
 
 def _eager(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
