@@ -83,8 +83,11 @@ class Stepper:
 
 
 class _Repeated:
+    """What `Stepper.repeated` returns."""
+
     def __init__(self, stepper: Stepper) -> None:
-        self.function, self.stepper = self._first, stepper
+        self.function: Step = self._first
+        self.stepper = stepper
 
     def __call__(self, *args: Any) -> States:
         return self.function(*args)
