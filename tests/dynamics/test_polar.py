@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from attsvm import sphere, train
+from attsvm.dynamics import Growing
 from attsvm.dynamics._polar import NEWTON_SCHULZ, _compiled, _eager, _kernel
 from attsvm.native import compiler
 
@@ -92,3 +93,12 @@ def test_compiled_runs_follow_eager_ones_and_trials_do_not_meet(rule: str) -> No
     )
     torch.testing.assert_close(together, eager, rtol=0, atol=1e-9)
     assert torch.equal(alone[0], together[17])
+
+
+@pytest.mark.slow
+def test_compiled_steps_grow_with_the_spectral_norm() -> None:
+    data = sphere(3, 4, 5, trials=40, seed=1)
+    eager, compiled = (
+        train(data, rule="spectral", steps=30, lr=Growing(0.1, 1.0), compile=choice).W for choice in (False, True)
+    )
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-9)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attsvm.dynamics._polar import polar
+from attsvm.dynamics._polar import largest_singular_value, polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
@@ -79,6 +79,8 @@ class Steepest(_OnWeights):
         return {"W": self.moved(state, direction, eta), **new}
 
     def size(self, state: State) -> Tensor:
+        if self.geometry == Spectral():
+            return largest_singular_value(state["W"])
         return self.geometry.norm(trial_first(state["W"]))
 
     def limit(self) -> Geometry:
@@ -112,8 +114,8 @@ class Adam(_OnWeights):
         v = _joined(state, "V", self.beta2, 1 - self.beta2, Gradient(gradient.G.square(), 2 * gradient.shift))
         top, root, low = m["M"], v["V"].sqrt(), v["V_shift"] / 2
         if self.corrected:
-            top = top / (1 - self.beta1**count)
-            root = root / (1 - self.beta2**count).sqrt()
+            top = top / computed_once(1 - self.beta1**count)
+            root = root / computed_once((1 - self.beta2**count).sqrt())
         # m̂/(√v̂ + ε) in the scale of the larger term of the denominator.
         scale = low if self.eps == 0 else low.clamp(min=math.log(self.eps))
         below = root * torch.exp(low - scale)

@@ -136,9 +136,9 @@ class Run:
             start, last = time.monotonic(), min(target, self.step + self.segment)
             for number, chunk in enumerate(self.chunks, start=1):
                 try:
-                    with self.stepper.unguarded():
-                        for rates, batch in zip(self._rates(last), self._batches(chunk, last)):
-                            chunk.states = self.stepper(chunk.lanes, self.method, chunk.states, *rates, *batch)
+                    step = self.stepper.repeated()
+                    for rates, batch in zip(self._rates(last), self._batches(chunk, last)):
+                        chunk.states = step(chunk.lanes, self.method, chunk.states, *rates, *batch)
                 except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
                     raise AttsvmError(
                         f"W must stay finite, but it left the range of {self.data.dtype} between the steps "

@@ -1,4 +1,4 @@
-// Polar factors U Vᵀ of many small matrices U S Vᵀ, eight trials side by side, with the trial last.
+// Polar factors U Vᵀ of many small matrices U S Vᵀ, a vector of trials side by side, with the trial last.
 //
 // G = Q R by Gram-Schmidt with pivoted columns, twice, so that Q stays orthonormal. Then Jacobi rotations make the rows
 // of R orthogonal and take the columns of Q along; the lengths of the rows are the singular values. A trial whose
@@ -9,8 +9,13 @@
 
 namespace {
 
-typedef double Lanes __attribute__((vector_size(64), aligned(8)));
+// A vector of the machine: of longer ones the compiler makes code that takes five times as long.
+#ifdef __AVX512F__
 constexpr long WIDTH = 8;
+#else
+constexpr long WIDTH = 4;
+#endif
+typedef double Lanes __attribute__((vector_size(WIDTH * sizeof(double)), aligned(8)));
 constexpr int SWEEPS = 40;
 
 Lanes root(Lanes x) {

@@ -141,7 +141,7 @@ def figure(rows: Rows) -> Figure:
         xlabel="step over forgetting time",
         title="the same once settled, by forgetting time",
     )
-    floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ∞ (bands) falls, ℓ2 (dots) rises")
+    floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ2 (dots) ends above ℓ∞ (bands)")
     floored.legend(frameon=False, fontsize=8, loc="lower right")
     return finish(figure, [steps, collapse, floored], legend="outside")
 
