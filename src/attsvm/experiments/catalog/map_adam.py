@@ -200,8 +200,8 @@ EXPERIMENT = Experiment(
     title="Adam's margin is a matter of memory",
     statement="Adam without ε maximises the ℓ∞ margin of attention, but only after it has forgotten its first "
     "gradients: after about 1/((1 − β2)c²) steps, c = −½ log β2 · ‖W_mm‖_∞/η (at most 1). Before that it is gradient "
-    "descent with a preconditioner from the first steps. With ε > 0 it leaves ℓ∞ again and ends as plain gradient "
-    "descent. Lion needs ηγ < −log β2 for the same reason. The limit without ε is proved for linear models; the "
+    "descent with a preconditioner from the first steps. With ε > 0 the ℓ∞ phase ends once gradients fall below ε, "
+    "and it ends as plain gradient descent. Lion needs ηγ < −log β2 for the same reason. The limit without ε is proved for linear models; the "
     "forgetting time is ours.",
     grid={"setting": list(SETTINGS), "horizon": [10**6]},
     run=run,
