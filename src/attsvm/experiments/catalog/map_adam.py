@@ -201,8 +201,8 @@ EXPERIMENT = Experiment(
     statement="Adam without ε maximises the ℓ∞ margin of attention, but only after it has forgotten its first "
     "gradients: after about 1/((1 − β2)c²) steps, c = −½ log β2 · ‖W_mm‖_∞/η (at most 1). Before that it is gradient "
     "descent with a preconditioner from the first steps. With ε > 0 the ℓ∞ phase ends once gradients fall below ε, "
-    "and it ends as plain gradient descent. Lion needs ηγ < −log β2 for the same reason. The limit without ε is proved for linear models; the "
-    "forgetting time is ours.",
+    "and it ends as plain gradient descent. Lion needs ηγ < −log β2 for the same reason. The limit without ε is proved "
+    "for linear models; the forgetting time is ours.",
     grid={"setting": list(SETTINGS), "horizon": [10**6]},
     run=run,
     figure=figure,
