@@ -1,5 +1,6 @@
 """What sparse training is compared with: powerprop, AdaBreg and pAdam, as optimizers, each with Adam's moments."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -43,8 +44,8 @@ class _Adam(Optimizer):
         assert w.grad is not None
         return w.grad
 
-    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None: ...
 
 
 class PowerpropAdam(_Adam):

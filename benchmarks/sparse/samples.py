@@ -91,49 +91,60 @@ class Corpus(Samples):
             yield windows[i : i + shape.batch, :-1], windows[i : i + shape.batch, 1:]
 
 
-class Texts(Samples):
-    """Texts (count, length) as tokens, with their classes."""
+class Labelled(Samples):
+    """Samples with their classes."""
+
+    inputs: dict[str, Tensor]
+    labels: dict[str, Tensor]
 
     def __init__(self, path: Path, device: str) -> None:
         with np.load(path) as splits:
             names = ("train", "validation", "test")
-            self.tokens = {split: torch.from_numpy(splits[split].astype(np.int32)).to(device) for split in names}
+            self.inputs = {split: self.prepared(torch.from_numpy(splits[split]).to(device)) for split in names}
             self.labels = {split: torch.from_numpy(splits[f"{split}_labels"]).long().to(device) for split in names}
-        self.device = self.tokens["train"].device
+        self.device = self.labels["train"].device
 
-    def batches(self, shape: Shape, seed: int) -> Iterator[Batch]:
-        tokens, labels, generator = self.tokens["train"], self.labels["train"], torch.Generator().manual_seed(seed)
-        while True:
-            order = torch.randperm(len(labels), generator=generator).to(self.device)
-            for i in range(0, len(labels) - shape.batch + 1, shape.batch):
-                part = order[i : i + shape.batch]
-                yield tokens[part, : shape.length].long(), labels[part]
+    @abstractmethod
+    def prepared(self, stored: Tensor) -> Tensor:
+        """What the model gets of a split; the train split comes first."""
 
     def steps(self, shape: Shape, epochs: float) -> int:
         return int(epochs * (len(self.labels["train"]) // shape.batch))
 
     def evaluation(self, split: str, shape: Shape) -> Iterator[Batch]:
-        tokens, labels = self.tokens[split], self.labels[split]
+        inputs, labels = self.inputs[split], self.labels[split]
         for i in range(0, len(labels) - shape.batch + 1, shape.batch):
-            yield tokens[i : i + shape.batch, : shape.length].long(), labels[i : i + shape.batch]
+            yield inputs[i : i + shape.batch], labels[i : i + shape.batch]
 
 
-class Images(Samples):
+class Texts(Labelled):
+    """Texts (count, length) as tokens, with their classes."""
+
+    def prepared(self, stored: Tensor) -> Tensor:
+        return stored.long()
+
+    def batches(self, shape: Shape, seed: int) -> Iterator[Batch]:
+        tokens, labels, generator = self.inputs["train"], self.labels["train"], torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(labels), generator=generator).to(self.device)
+            for i in range(0, len(labels) - shape.batch + 1, shape.batch):
+                part = order[i : i + shape.batch]
+                yield tokens[part], labels[part]
+
+
+class Images(Labelled):
     """Images (count, side, side, channels) of bytes, with their classes."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        with np.load(path) as splits:
-            images = {split: torch.from_numpy(splits[split]).to(device) for split in ("train", "validation", "test")}
-            self.labels = {split: torch.from_numpy(splits[f"{split}_labels"]).long().to(device) for split in images}
-        pixels = images["train"].double().flatten(0, 2) / 255
-        mean, deviation = pixels.mean(0).float(), pixels.std(0).float()
-        self.images = {s: ((x.float() / 255 - mean) / deviation).permute(0, 3, 1, 2) for s, x in images.items()}
-        self.device = mean.device
+    def prepared(self, stored: Tensor) -> Tensor:
+        if not hasattr(self, "mean"):
+            pixels = stored.double().flatten(0, 2) / 255
+            self.mean, self.deviation = pixels.mean(0).float(), pixels.std(0).float()
+        return ((stored.float() / 255 - self.mean) / self.deviation).permute(0, 3, 1, 2)
 
     def batches(self, shape: Shape, seed: int) -> Iterator[Batch]:
         """In random order, moved by up to two pixels, and every second one mirrored."""
         generator, labels = torch.Generator().manual_seed(seed), self.labels["train"]
-        padded = torch.nn.functional.pad(self.images["train"], 4 * (PADDING,))
+        padded = torch.nn.functional.pad(self.inputs["train"], 4 * (PADDING,))
         count, side = len(labels), torch.arange(shape.length, device=self.device)
         channels = torch.arange(padded.shape[1], device=self.device)[None, :, None, None]
         while True:
@@ -148,11 +159,3 @@ class Images(Samples):
                     padded[order[part, None, None, None], channels, rows, columns[part, None, None]],
                     labels[order[part]],
                 )
-
-    def steps(self, shape: Shape, epochs: float) -> int:
-        return int(epochs * (len(self.labels["train"]) // shape.batch))
-
-    def evaluation(self, split: str, shape: Shape) -> Iterator[Batch]:
-        images, labels = self.images[split], self.labels[split]
-        for i in range(0, len(labels) - shape.batch + 1, shape.batch):
-            yield images[i : i + shape.batch], labels[i : i + shape.batch]

@@ -103,10 +103,8 @@ def read(
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
     there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
-    fresh = {row["seed"]: row for row in there if row["note"] in notes}
-    found = [fresh.get(SEEDS[trial], {}) for trial in trials]
-    columns = {name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")}
-    return {**columns, **_alone(best if best is not None and best["sparsity"] == share else {}, len(found))}
+    fresh = [row for row in there if row["note"] in notes]
+    return _columns(fresh, best if best is not None and best["sparsity"] == share else {}, trials)
 
 
 def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
@@ -119,18 +117,20 @@ def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: M
         if row["note"] == "penalty":
             tried.setdefault((method_of(row), row["lr"]), []).append(row)
     off = {abs(np.mean([row["zeros"] for row in own]) - params["sparsity"]): own for own in tried.values()}
-    near = off[min(off)] if min(off, default=1.0) < NEAR else []
-    fresh = {row["seed"]: row for row in near}
-    found = [fresh.get(SEEDS[trial], {}) for trial in trials]
+    fresh = off[min(off)] if min(off, default=1.0) < NEAR else []
     alone = {abs(row["zeros"] - params["sparsity"]): row for row in rows if row["note"] == "strength"}
-    columns = {name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")}
-    return {**columns, **_alone(alone[min(alone)] if min(alone, default=1.0) < NEAR else {}, len(found))}
+    return _columns(fresh, alone[min(alone)] if min(alone, default=1.0) < NEAR else {}, trials)
 
 
-def _alone(row: Row, count: int) -> Columns:
-    """Columns of a run of one seed, without fresh ones beside it."""
-    names = {"tuned": "test", "tuned_zeros": "zeros", "tuned_accuracy": "accuracy"}
-    return {name: np.repeat(_numbers(key, [row]), count) for name, key in names.items()}
+def _columns(fresh: Sequence[Row], alone: Row, trials: range) -> Columns:
+    """Of the fresh seeds, and of a run of one seed that shows where there are none."""
+    by_seed = {row["seed"]: row for row in fresh}
+    found = [by_seed.get(SEEDS[trial], {}) for trial in trials]
+    tuned = {"tuned": "test", "tuned_zeros": "zeros", "tuned_accuracy": "accuracy"}
+    return {
+        **{name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")},
+        **{name: np.repeat(_numbers(key, [alone]), len(found)) for name, key in tuned.items()},
+    }
 
 
 def _numbers(name: str, found: Sequence[Row]) -> np.ndarray:
