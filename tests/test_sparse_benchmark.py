@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attsvm.optim import MirrorAdam
-
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "sparse"
 sys.path.insert(0, str(FOLDER))
 import baselines  # noqa: E402
@@ -40,27 +38,6 @@ def trained(make: Any) -> Tensor:
         w.grad = gradient(w.detach(), target)
         optimizer.step()
     return w.detach()
-
-
-@pytest.mark.parametrize("alpha", [2.0, 10.0])
-def test_powerprop_is_adam_on_the_parameter_beneath(alpha: float) -> None:
-    start, target = problem()
-    phi = (start.sign() * start.abs() ** (1 / alpha)).requires_grad_()
-    adam = torch.optim.Adam([phi], lr=LR)
-    for _ in range(STEPS):
-        adam.zero_grad()
-        w = phi * phi.abs() ** (alpha - 1)
-        w.backward(gradient(w.detach(), target))
-        adam.step()
-    expected = (phi * phi.abs() ** (alpha - 1)).detach()
-    torch.testing.assert_close(trained(lambda ws: baselines.PowerpropAdam(ws, LR, alpha=alpha)), expected)
-
-
-@pytest.mark.parametrize("alpha", [2.0, 4.0, 10.0])
-def test_powerprop_is_mirror_adam_with_moments_of_the_mirror(alpha: float) -> None:
-    found = trained(lambda ws: MirrorAdam(ws, LR, p=1 + 1 / alpha, weight_decay=0.0, moments_of="mirror"))
-    expected = trained(lambda ws: baselines.PowerpropAdam(ws, LR, alpha=alpha))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_padam_divides_by_the_decay_at_the_weight_before_the_step() -> None:

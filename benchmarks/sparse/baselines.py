@@ -1,4 +1,5 @@
-"""What sparse training is compared with: powerprop, AdaBreg and pAdam, as optimizers, each with Adam's moments."""
+"""What sparse training is compared with: AdaBreg and pAdam, with Adam's moments, and Muon. Powerprop is MirrorAdam's
+`moments_of="mirror"`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ class _Adam(Optimizer):
         for group in self.param_groups:
             for w in group["params"]:
                 state = self.state[w]
-                grad = self._gradient(w, state, group)
+                grad = w.grad
                 state["step"] += 1
                 t, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
                 m.lerp_(grad, 1 - BETAS[0])
@@ -40,27 +41,8 @@ class _Adam(Optimizer):
 
     def _start(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None: ...
 
-    def _gradient(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        assert w.grad is not None
-        return w.grad
-
     @abstractmethod
     def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None: ...
-
-
-class PowerpropAdam(_Adam):
-    """w = φ|φ|^(α−1), and Adam trains φ: its gradient is α|φ|^(α−1) times that of w."""
-
-    def _start(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        state["phi"] = w.sign() * w.abs() ** (1 / group["alpha"])
-
-    def _gradient(self, w: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        assert w.grad is not None
-        return w.grad * group["alpha"] * state["phi"].abs() ** (group["alpha"] - 1)
-
-    def _move(self, w: Tensor, direction: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        phi = state["phi"].add_(direction, alpha=-group["lr"])
-        w.copy_(phi.sign() * phi.abs() ** group["alpha"])
 
 
 class AdaBreg(_Adam):

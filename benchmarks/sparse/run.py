@@ -125,7 +125,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
     models: dict[tuple[Shape, bool], torch.nn.Module] = {}  # of each kind one, which its compiled code is for
     compiled = torch.compile(loss_of)
     while (task := tasks.get()) is not None:
-        family, done = task
+        family, done, deadline = task
         try:
             if family.corpus not in corpora:
                 corpora[family.corpus] = read_samples(arguments, family.corpus, device)
@@ -141,6 +141,8 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:
                 answers.put(("row", {**settings, **row}, None))
+                if time.monotonic() + row["seconds"] > deadline:
+                    break
             answers.put(("end", None, None))
         except Exception:
             answers.put(("failed", asdict(family), traceback.format_exc()))
@@ -171,20 +173,22 @@ def main() -> None:
     for process in processes:
         process.start()
     taken: set[str] = set()
-    running = 0
+    running, deadline = 0, began + arguments.seconds
+    takes: dict[str, float] = {}  # seconds of the last run on a corpus
 
     def dispatch() -> bool:
+        """Give out the first runs of the plan for which there is time."""
         rows = read_rows(arguments.rows, arguments.known)
         done = {replace_keys(row) for row in rows}
         for family in (family for entry in read_plan(arguments.plan) for family in families(entry, rows)):
             left = tuple(s for s in family.sparsities if family.key(s) not in done | taken)
-            if left:
+            if left and time.monotonic() + takes.get(family.corpus, 0.0) < deadline:
                 taken.update(family.key(s) for s in left)
-                tasks.put((replace(family, sparsities=left), done))
+                tasks.put((replace(family, sparsities=left), done, deadline))
                 return True
         return False
 
-    while time.monotonic() - began < arguments.seconds:
+    while time.monotonic() < deadline:
         while running < arguments.workers and dispatch():
             running += 1
         if running == 0 and not arguments.wait:
@@ -194,6 +198,7 @@ def main() -> None:
         except Exception:
             continue
         if kind == "row":
+            takes[row["corpus"]] = row["seconds"]
             with arguments.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             names = ("method", "options", "lr", "seed", "sparsity", "validation", "test", "seconds", "corpus")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from baselines import AdaBreg, Muon, PAdam, PowerpropAdam
+from baselines import AdaBreg, Muon, PAdam
 from samples import Samples, Shape
 
 from attsvm.models import GPT, TextTransformer, ViT
@@ -106,7 +106,9 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
         l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
         main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
     elif family.method == "powerprop":
-        main = PowerpropAdam(matrices, lr, alpha=float(o["alpha"]))
+        p = 1 + 1 / float(o["alpha"])
+        matrices = [{**group, "p": p, "moments_of": "mirror"} for group in matrices]
+        main = MirrorAdam(matrices, lr=lr, weight_decay=0.0, fused=fused and on_cuda)
     elif family.method == "adabreg":
         main = AdaBreg(matrices, lr, l1=float(o["l1"]), dense=float(o.get("dense", 0.1)))
     elif family.method == "padam":
@@ -235,6 +237,9 @@ def _first_order(w: Tensor) -> Tensor:
     return (w.detach() * w.grad).abs()
 
 
+_teachers: dict[Any, nn.Module] = {}  # the last one: families that follow each other may share it
+
+
 class _Run:
     def __init__(
         self,
@@ -285,10 +290,15 @@ class _Run:
 
     def learn_from_muon(self, lr: float, start: dict[str, Tensor]) -> None:
         """Train a dense teacher with Muon, from the same start; then go back to it."""
-        own, by_muon = self.family, replace(self.family, method="muon", options={}, lr=lr)
-        teacher = _Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
-        teacher.advance(self.total)
-        self.teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
+        own = self.family
+        by_muon = replace(own, method="muon", options={}, lr=lr, sparsities=(), start=0.0, end=0.0, note="teacher")
+        key = (by_muon.key(0.0), self.shape)
+        if key not in _teachers:
+            teacher = _Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
+            teacher.advance(self.total)
+            _teachers.clear()
+            _teachers[key] = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.teacher = _teachers[key]
         self.model.load_state_dict(start)
         torch.manual_seed(own.seed)
 

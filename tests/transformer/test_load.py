@@ -293,6 +293,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
             ["synthetic", "--optimizer", "mirror-adam", "--momentum", "0.9"],
             "--momentum is for mirror-descent",
         ),
+        (["synthetic", "--moments-of", "mirror"], "--moments-of is for mirror-adam, but --optimizer is mirror-descent"),
         (
             ["synthetic", "--optimizer", "adamw", "--p", "1.1"],
             "--p is for mirror-descent and mirror-adam, but",

@@ -13,6 +13,7 @@ from attsvm import AttsvmError
 from attsvm.cli._app import app
 from attsvm.models import GPT
 from attsvm.transformer import Reached, Settings, evaluate, fit, load_model, synthetic_sentiment, tiny_images
+from attsvm.transformer._settings import make_model, make_optimizer
 
 TEXTS = synthetic_sentiment(48, 20, length=16)
 SIZES = {"width": 16, "hidden": 24, "layers": 2, "heads": 2, "length": 16}
@@ -44,11 +45,14 @@ def test_the_optimizer_steps_at_the_scheduled_rate() -> None:
         torch.testing.assert_close(part, whole / 1.9, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["mirror-adam", "adamw"])
+CHAINED = {"optimizer": "mirror-adam", "moments_of": "mirror"}
+
+
+@pytest.mark.parametrize("how", [{"optimizer": "mirror-adam"}, {"optimizer": "adamw"}, CHAINED], ids=str)
 @pytest.mark.parametrize("language", [False, True])
-def test_a_pruned_run_resumes_bit_for_bit(optimizer: str, language: bool, tmp_path: Path) -> None:
+def test_a_pruned_run_resumes_bit_for_bit(how: dict[str, Any], language: bool, tmp_path: Path) -> None:
     data = TEXTS.next_tokens() if language else TEXTS
-    chosen = settings(optimizer=optimizer, sparsity=0.8, stop=0.0, **COSINE)
+    chosen = settings(sparsity=0.8, stop=0.0, **how, **COSINE)
     straight = fit(data, chosen)
     # never done before all zeros are made, at 75% of 12 steps
     assert straight.stopped == "accuracy"
@@ -110,9 +114,18 @@ def test_language_models_need_texts() -> None:
         tiny_images(8, 4).next_tokens()
 
 
+def test_the_moments_are_of_what_is_asked() -> None:
+    model = make_model(settings(), TEXTS)
+    for of, how in (("weight", {"optimizer": "mirror-adam"}), ("mirror", CHAINED)):
+        assert {group["moments_of"] for group in make_optimizer(settings(**how), model).param_groups} == {of}
+    assert "moments_of" not in settings(optimizer="mirror-adam").to_dict()  # as older runs have it
+    assert settings(**CHAINED).to_dict()["moments_of"] == "mirror"
+
+
 def test_the_command_prunes_a_gpt(tmp_path: Path) -> None:
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--hidden", "16", "--length", "16", "--epochs", "1"]
     how = ["--model", "gpt", "--optimizer", "mirror-adam", "--p", "1.5", "--lr", "5e-3", "--loss", "mean"]
+    how += ["--moments-of", "mirror"]
     plan = ["--schedule", "cosine", "--warmup", "0.1", "--clip", "1", "--sparsity", "0.9"]
     arguments = ["transformer", "fit", "synthetic", "--out", str(tmp_path), *small, *how, *plan, "--quiet"]
     result = CliRunner().invoke(app, arguments)

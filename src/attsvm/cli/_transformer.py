@@ -62,9 +62,19 @@ class Loss(StrEnum):
     mean = "mean"
 
 
+class MomentsOf(StrEnum):
+    weight = "weight"
+    mirror = "mirror"
+
+
 _MIRROR = ("mirror-descent", "mirror-adam")
 _MODEL_HELP = "classifier: of texts or images. gpt: predicts every next token of texts, whose labels are not used."
-_USED_BY = {"p": _MIRROR, "groups": _MIRROR, "momentum": ("mirror-descent", "sgd")}
+_USED_BY = {
+    "p": _MIRROR,
+    "groups": _MIRROR,
+    "momentum": ("mirror-descent", "sgd"),
+    "moments_of": ("mirror-adam",),
+}
 """Options that only these optimizers use, and"""
 _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "vit", "patch": "vit", "images": "vit"}
 """those that only this kind of data uses."""
@@ -88,6 +98,10 @@ def fit_command(
         ),
     ] = None,
     momentum: Annotated[float, typer.Option(min=0, help="Momentum of mirror-descent and sgd.")] = 0.0,
+    moments_of: Annotated[
+        MomentsOf,
+        typer.Option(help="Whose gradient mirror-adam's moments are of; mirror is powerprop."),
+    ] = MomentsOf.weight,
     weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
     schedule: Annotated[
         Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
@@ -135,7 +149,8 @@ def fit_command(
     for name in _given(context, _USED_BY):
         if optimizer.value not in _USED_BY[name]:
             allowed = " and ".join(_USED_BY[name])
-            raise AttsvmError(f"--{name} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
+            option = name.replace("_", "-")
+            raise AttsvmError(f"--{option} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
     _refuse_unused(context, data, loaded.kind)
     own = {"length": length} if loaded.kind == "text" else {"patch": patch}
@@ -148,6 +163,7 @@ def fit_command(
         lr=lr,
         groups="" if groups is None else groups.value,
         momentum=momentum,
+        moments_of=moments_of.value,
         weight_decay=weight_decay,
         sizes=own | {name: value for name, value in asked.items() if value is not None},
         batch=batch,

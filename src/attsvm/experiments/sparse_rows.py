@@ -19,6 +19,9 @@ from attsvm.experiments.transformers import interval
 
 __all__ = [
     "BARS",
+    "OTHERS",
+    "OURS",
+    "POWERPROP",
     "SEEDS",
     "SHARES",
     "SOURCE",
@@ -41,6 +44,11 @@ SEEDS = (1, 2, 3)
 TUNED_AT = 0.9
 BARS = {0.95: 0.04, 0.98: 0.08}
 """So much lower than AdamW's the loss should be, by share of zeros."""
+
+OURS = ("MirrorAdam p = 1.1", "MirrorAdam p = 1.25", "MirrorAdam p = 1.5")
+POWERPROP = "powerprop, alpha = 10"
+OTHERS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, "RigL")
+"""Methods with pruning. Powerprop is MirrorAdam with ``moments_of="mirror"``, p = 1 + 1/alpha and no weight decay."""
 
 NEAR = 0.03
 """A penalty's share of zeros counts as one that is asked for if it is so near."""

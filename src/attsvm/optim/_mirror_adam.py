@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from attsvm.errors import AttsvmError
 from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zero_pruned, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_betas, check_moments_of
 from attsvm.optim._chunks import SMALL, Chunk, are_contiguous, chunks, kept
@@ -97,7 +96,7 @@ class MirrorAdam(MirrorOptimizer):
             :math:`g_t\,dW/d\theta = g_t\,|W|^{2-p}/(p-1)`. With ``"mirror"``, p = 1 + 1/α and no weight decay, this is
             powerprop (Schwarz et al., 2021), the reparametrisation W = φ\|φ\|^(α−1), under Adam. Use it with gradual
             pruning at 95% zeros or more (experiments ``sparse-wikitext`` and ``sparse-vit``). It needs p ≤ 2; for p < 2
-            what starts at 0 stays there; on CUDA the step is not fused.
+            what starts at 0 stays there.
         keep_mirror: False computes θ from the weight in every step and keeps neither θ nor its roundings. The state is
             then as small as AdamW's, and the step is slower. It needs float32 or float64 weights; a weight whose next θ
             is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
@@ -166,13 +165,6 @@ class MirrorAdam(MirrorOptimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("moments_of", "weight")  # states saved by earlier versions may lack it
-
-    def _use_fused(self, group: dict[str, Any]) -> bool:
-        if _chained(group) and any(param.is_cuda for param in group["params"]):
-            if group["fused"]:
-                raise AttsvmError('fused=True on CUDA cannot take moments_of="mirror": leave fused out.')
-            return False
-        return super()._use_fused(group)
 
     def _adopt(self, group: dict[str, Any], origin: Mapping[str, Any]) -> None:
         # Moments of AdamW, and of earlier versions, are the weight's.
@@ -263,8 +255,7 @@ def mirror_adam(
     if fused:
         columns = params, grads, mirrors, masks, exp_avgs, exp_avg_sqs, state_steps
         moments = (1 - beta1, beta2, 1 - beta2, *_logs(beta1, beta2), eps)
-        flags = {"MAXIMIZE": maximize} | ({"CHAIN": True} if chained else {})  # the kernel for CUDA has no CHAIN
-        fused_step("adam", columns, rests, watch, step, moments, capturable, **flags)
+        fused_step("adam", columns, rests, watch, step, moments, capturable, MAXIMIZE=maximize, CHAIN=chained)
         return
     # Where counts may not be read (in a graph, when compiled) every tensor has its own.
     counts = torch.stack(state_steps).tolist() if state_steps[0].is_cpu and not compiling else state_steps

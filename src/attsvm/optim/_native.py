@@ -28,7 +28,7 @@ Rows = Sequence[tuple[Tensor, ...]]
 
 def adam(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:
     """MirrorAdam's update; a row is that of CUDA, and rest and signatures."""
-    _launch(rows, scalars, {"ADAM": True, "CHAIN": False, **flags})
+    _launch(rows, scalars, {"ADAM": True, **flags})
 
 
 def descend(rows: Rows, scalars: Sequence[float | Tensor], capturable: bool, **flags: Any) -> None:

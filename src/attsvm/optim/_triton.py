@@ -50,6 +50,12 @@ def _signed_power(x, a, N: tl.constexpr):
 
 
 @triton.jit
+def _slope_of_weight(theta, a, N: tl.constexpr):
+    """dw/dθ = a|θ|^(a−1), for a ≥ 1."""
+    return a * _signed_power(tl.abs(theta), a - 1, N - 1 if N >= 2 else 0)
+
+
+@triton.jit
 def _power_pair(x, low, LOW: tl.constexpr, N: tl.constexpr):
     """(x + low)^N for 3 ≤ N ≤ 15 as a number and what its rounding left: twice the precision. Without LOW, low is 0."""
     TOP: tl.constexpr = 3 if N >= 8 else (2 if N >= 4 else 1)
@@ -202,7 +208,7 @@ def _adam_kernel(
     weight1, beta2, weight2, log_beta1, log_beta2, eps,
     TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
     MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
-    MAXIMIZE: tl.constexpr, BLOCK: tl.constexpr,
+    MAXIMIZE: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if TABLE:
         row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 8
@@ -233,6 +239,8 @@ def _adam_kernel(
     correction2 = -libdevice.expm1(t * log_beta2)
     if MAXIMIZE:
         g = -g
+    if CHAIN:
+        g *= _slope_of_weight(x + x_low if KEEP else x, exponent, N)
     m += weight1 * (g - m)  # weights are 1 − β: formed here, from a rounded β, they would be wrong
     v = beta2 * v + weight2 * g * g
     if MASK:

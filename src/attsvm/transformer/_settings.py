@@ -20,7 +20,7 @@ from attsvm.transformer._data import Data, Images, Texts
 LENGTH = 512
 """The default of TextTransformer."""
 SCHEDULES = ("constant", "cosine")
-_LATER = ("schedule", "warmup", "clip", "sparsity")
+_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of")
 OPTIMIZERS = ("mirror-descent", "mirror-adam", "sgd", "adam", "adamw")
 
 
@@ -38,6 +38,7 @@ class Settings:
     groups         "all": p for every weight, as in the paper; "matrices": p for matrices, 2 for embeddings and vectors.
                    Empty is "all" for mirror-descent and "matrices" for mirror-adam.
     momentum       of mirror-descent and sgd
+    moments_of     of mirror-adam: whose gradient the moments are of, the "weight"'s or the "mirror" variable's
     weight_decay   None is the optimizer's own default
     sizes          of the model: keyword arguments of TextTransformer, ViT or GPT
     batch, epochs  rows per step; most epochs
@@ -69,12 +70,14 @@ class Settings:
     warmup: float = 0.0
     clip: float = 0.0
     sparsity: float = 0.0
+    moments_of: str = "weight"
 
     def __post_init__(self) -> None:
         _among("optimizer", self.optimizer, OPTIMIZERS)
         _among("loss", self.loss, ("sum", "mean"))
         _among("groups", self.groups, ("", "all", "matrices"))
         _among("schedule", self.schedule, SCHEDULES)
+        _among("moments_of", self.moments_of, ("weight", "mirror"))
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
         as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
@@ -87,6 +90,8 @@ class Settings:
             as_real("weight_decay", self.weight_decay, 0.0)
         if not as_real("p", self.p, 1.0) > 1:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
+        if self.moments_of == "mirror" and (self.optimizer != "mirror-adam" or self.groups == "all"):
+            raise AttsvmError('moments_of="mirror" is for mirror-adam on matrices: a bias of 0 would stay 0.')
         for name in ("grouped", "bf16", "compile"):
             if not isinstance(value := getattr(self, name), bool):
                 raise AttsvmError(f"{name} must be True or False, but got {describe(value)}.")
@@ -152,6 +157,8 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     mirror: Callable[..., torch.optim.Optimizer] = MirrorDescent if name == "mirror-descent" else MirrorAdam
     if groups == "all":
         return mirror(model.parameters(), p=settings.p, **options)
+    if name == "mirror-adam":
+        options["moments_of"] = settings.moments_of
     return mirror(param_groups(model, settings.p), **options)
 
 

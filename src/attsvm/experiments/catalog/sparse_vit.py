@@ -9,8 +9,19 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.catalog.sparse_wikitext import OTHERS, OURS
-from attsvm.experiments.sparse_rows import BARS, SHARES, curves, exact_zeros, from_rows, leads, read, share_axis
+from attsvm.experiments.sparse_rows import (
+    BARS,
+    OTHERS,
+    OURS,
+    POWERPROP,
+    SHARES,
+    curves,
+    exact_zeros,
+    from_rows,
+    leads,
+    read,
+    share_axis,
+)
 from attsvm.experiments.transformers import nothing_yet
 
 
@@ -34,7 +45,7 @@ def figure(rows: Rows) -> Figure:
 
 
 def checks(rows: Rows) -> list[Check]:
-    made = leads(rows, "ViT", OURS, BARS)
+    made = leads(rows, "ViT", (*OURS, POWERPROP), BARS)
     return [*made, exact_zeros(rows)]
 
 
