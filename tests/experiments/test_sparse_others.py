@@ -23,7 +23,7 @@ def rows_of(name: str) -> Rows:
     return Rows([(cell, experiment.run(cell, trials, "cpu", data)) for cell in cells])
 
 
-@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-lr"])
+@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-cut", "sparse-lr"])
 def test_figures_and_checks_come_from_the_rows(name: str) -> None:
     rows = rows_of(name)
     assert CATALOG[name].checks(rows)
@@ -45,6 +45,19 @@ def test_a_cell_has_its_own_runs() -> None:
     assert len(PUSHED) == sum(np.isfinite(rows.where(method=m, sparsity=0.9)["test"]).all() for m in PUSHED)
     taught = [row["test"] for row in kept if method_of(row) == TAUGHT and row["sparsity"] == 0.95]
     assert sorted(rows.where(method=TAUGHT, sparsity=0.95)["test"]) == sorted(taught)
+
+
+def test_cut_models_are_the_dense_ones_at_their_best_rate() -> None:
+    rows = rows_of("sparse-cut")
+    for corpus, model in (("imdb", "GPT on IMDB"), ("cifar10-16", "ViT on CIFAR-10")):
+        own = [row for row in kept_rows(FOLDER) if row["corpus"] == corpus and method_of(row) == "MirrorAdam p = 1.1"]
+        own = [row for row in own if row["sparsity"] == 0 and row["init"] == "torch" and not row["tied"]]
+        best = min((row for row in own if row["note"] == "tune"), key=lambda row: row["validation"])["lr"]
+        fresh = {row["seed"]: row for row in own if row["note"] == "main" and row["lr"] == best}
+        for share, value in ((0.0, "test"), (0.5, "one_shot_50"), (0.8, "one_shot_80")):
+            cell = rows.where(model=model, method="MirrorAdam p = 1.1", sparsity=share)
+            np.testing.assert_array_equal(cell["test"], [fresh[seed][value] for seed in (1, 2, 3)])
+            assert (cell["zeros"] == share).all()
 
 
 def test_penalties_stand_at_the_share_that_they_reach() -> None:

@@ -149,7 +149,7 @@ def test_kernels_on_a_device_get_the_rows_that_they_walk_through(name, monkeypat
         columns = [weight], [grad], [theta], [rest], [first], [second], [count]
         mirror_adam(*columns, beta1=0.75, beta2=0.5, eps=1e-8, **shared)
         expected, settings = [first, second, count], (0.25, 0.5, 0.5, math.log(0.75), math.log(0.5), 1e-8)
-        own = {}
+        own = {"CHAIN": False}
     else:
         columns = [weight], [grad], [theta], [rest], [first], [second]
         mirror_descent(*columns, momentum=0.9, nesterov=True, **shared)

@@ -19,6 +19,7 @@ from attsvm.experiments.transformers import interval
 
 __all__ = [
     "BARS",
+    "CORPORA",
     "OTHERS",
     "OURS",
     "POWERPROP",
@@ -49,6 +50,13 @@ OURS = ("MirrorAdam p = 1.1", "MirrorAdam p = 1.25", "MirrorAdam p = 1.5")
 POWERPROP = "powerprop, alpha = 10"
 OTHERS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, "RigL")
 """Methods with pruning. Powerprop is MirrorAdam with ``moments_of="mirror"``, p = 1 + 1/alpha and no weight decay."""
+
+CORPORA: dict[str, dict[str, Any]] = {
+    "GPT on IMDB": {"corpus": "imdb", "clip": 1.0, "tied": False, "init": "torch"},
+    "GPT on WikiText-2": {"corpus": "wikitext-2", "epochs": 6.0, "width": 0},
+    "ViT on CIFAR-10": {"corpus": "cifar10-16"},
+}
+"""Models that all methods trained, in one setting each."""
 
 NEAR = 0.03
 """A penalty's share of zeros counts as one that is asked for if it is so near."""
@@ -104,15 +112,16 @@ def read(
     trials: range,
     data: Mapping[str, str],
     notes: Sequence[str] = ("main",),
+    value: str = "test",
 ) -> Columns:
     """What the fresh seeds reach at the chosen rate, and the loss of the seed that chose it; nan where there is no
-    run. `notes` are what the runs are for."""
+    run. `notes` are what the runs are for; `value` is the loss that counts."""
     rows = [row for row in kept_rows(data[SOURCE]) if method_of(row) == params["method"]]
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
     there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
     fresh = [row for row in there if row["note"] in notes]
-    return _columns(fresh, best if best is not None and best["sparsity"] == share else {}, trials)
+    return _columns(fresh, best if best is not None and best["sparsity"] == share else {}, trials, value)
 
 
 def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
@@ -130,13 +139,14 @@ def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: M
     return _columns(fresh, alone[min(alone)] if min(alone, default=1.0) < NEAR else {}, trials)
 
 
-def _columns(fresh: Sequence[Row], alone: Row, trials: range) -> Columns:
+def _columns(fresh: Sequence[Row], alone: Row, trials: range, value: str = "test") -> Columns:
     """Of the fresh seeds, and of a run of one seed that shows where there are none."""
     by_seed = {row["seed"]: row for row in fresh}
     found = [by_seed.get(SEEDS[trial], {}) for trial in trials]
-    tuned = {"tuned": "test", "tuned_zeros": "zeros", "tuned_accuracy": "accuracy"}
+    tuned = {"tuned": value, "tuned_zeros": "zeros", "tuned_accuracy": "accuracy"}
     return {
-        **{name: _numbers(name, found) for name in ("test", "accuracy", "zeros", "lr")},
+        "test": _numbers(value, found),
+        **{name: _numbers(name, found) for name in ("accuracy", "zeros", "lr")},
         **{name: np.repeat(_numbers(key, [alone]), len(found)) for name, key in tuned.items()},
     }
 

@@ -74,6 +74,7 @@ MODULES = (
     "sparse_wikitext",
     "sparse_vit",
     "sparse_classifier",
+    "sparse_cut",
     "sparse_lr",
 )
 

@@ -11,6 +11,7 @@ from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse_rows import (
     BARS,
+    CORPORA,
     OTHERS,
     OURS,
     POWERPROP,
@@ -26,7 +27,7 @@ from attsvm.experiments.transformers import nothing_yet
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
-    return read(params, {"corpus": "cifar10-16"}, trials, data)
+    return read(params, CORPORA["ViT on CIFAR-10"], trials, data)
 
 
 @styled

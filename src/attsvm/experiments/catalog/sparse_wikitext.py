@@ -11,6 +11,7 @@ from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse_rows import (
     BARS,
+    CORPORA,
     OTHERS,
     OURS,
     POWERPROP,
@@ -25,7 +26,7 @@ from attsvm.experiments.sparse_rows import (
 )
 from attsvm.experiments.transformers import nothing_yet
 
-CORPUS = {"corpus": "wikitext-2", "epochs": 6.0, "width": 0}
+CORPUS = CORPORA["GPT on WikiText-2"]
 MUON_FIRST = "MirrorAdam p = 1.1, muon_lr = 0.004, muon_until = 0.2"
 TAUGHT = "MirrorAdam p = 1.1, distil = 0.5, muon_lr = 0.004, muon_until = 0.2, teacher_lr = 0.004"
 PUSHED: dict[str, str] = {
