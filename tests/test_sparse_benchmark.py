@@ -98,6 +98,7 @@ METHODS = (
     {"method": "powerprop", "options": {"alpha": 2.0}},
     {"method": "padam", "options": {"q": 0.8, "decay": 0.01}},
     {"method": "adamw", "options": {"by": "first order"}},
+    {"method": "mirror", "options": {"p": 1.1, "by": "margin"}},
     {"method": "rigl"},
 )
 
@@ -112,6 +113,29 @@ def test_every_method_trains_to_the_share_of_zeros(method: dict[str, Any], tmp_p
     (row,) = training.train_family(family, corpus, shape, fused=False)
     assert row["zeros"] == pytest.approx(0.8, abs=2e-3)
     assert row["test"] < np.log(32)
+
+
+def test_margins_are_gaps_of_logits_and_spare_what_selects_barely(tmp_path: Path) -> None:
+    shape = samples.Shape(width=16, layers=2, heads=2, length=8, batch=8, vocabulary=32)
+    stream = np.tile(np.arange(8), 40).astype(np.uint16)
+    np.savez(tmp_path / "tokens.npz", train=stream, validation=stream, test=stream)
+    corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
+    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=1)
+    model = training.start_model(shape, family)
+    with torch.no_grad():
+        model.blocks[1].qkv.weight[:32] *= 3  # queries and keys: logits are nine times as large
+    tokens = torch.arange(8)[None]
+    block, x = model.blocks[0], model._embed(tokens)
+    q, k, _ = (part.reshape(8, 2, 8) for part in block.qkv(block.attention_norm(x))[0].chunk(3, -1))
+    logits = torch.einsum("ihd,jhd->hij", q, k) / 8**0.5
+    gaps = [logits[h, i, : i + 1].sort(descending=True).values for h in range(2) for i in range(1, 8)]
+    found = training.margins(model, tokens)
+    assert found[0].item() == pytest.approx(np.mean([(gap[0] - gap[1]).item() for gap in gaps]), rel=1e-4)
+    run_ = training._Run(family, corpus, shape, training.loss_of, model, 10, False)
+    scores = [training._by_margin(run_, block.qkv.weight) / block.qkv.weight.abs() for block in model.blocks]
+    assert scores[0][:32].min() > 1 > scores[1][:32].max()
+    assert all((score[32:] == 1).all() for score in scores)  # values are as they are
+    assert torch.equal(training._by_margin(run_, block.out.weight), block.out.weight.abs())
 
 
 def test_distilled_labels_are_a_mixture() -> None:

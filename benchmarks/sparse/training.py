@@ -206,7 +206,7 @@ def train_family(
             run.restore(start)
         if "muon_until" in family.options:
             run.advance_by_muon(float(family.options["muon_until"]), float(family.options["muon_lr"]))
-        pruning = _pruning(run.optimizers[0], family, sparsity, total, shape)
+        pruning = _pruning(run, sparsity)
         if pruning is not None:
             pruning.count = run.count
         run.advance(total, pruning)
@@ -218,16 +218,19 @@ def _can_share(family: Family) -> bool:
     return len(family.sparsities) > 1 and family.method != "rigl" and "muon_until" not in family.options
 
 
-def _pruning(optimizer: Optimizer, family: Family, sparsity: float, total: int, shape: Shape) -> GradualPruning | None:
+def _pruning(run: _Run, sparsity: float) -> GradualPruning | None:
     if sparsity == 0:
         return None
-    schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": shape.every}
+    family = run.family
+    schedule: dict[str, Any] = {"start": family.start, "end": family.end, "every": run.shape.every}
     if family.method == "rigl":
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
     schedule |= {name: family.options[name] for name in ("regrow", "scope", "structure") if name in family.options}
-    pruning = GradualPruning(optimizer, sparsity, total, **schedule)
-    if family.options.get("by") == "first order":
-        pruning._units = [unit._replace(scores=partial(_first_order, *unit.params)) for unit in pruning._units]
+    pruning = GradualPruning(run.optimizers[0], sparsity, run.total, **schedule)
+    scores = {"first order": _first_order, "margin": partial(_by_margin, run)}
+    if by := family.options.get("by"):
+        score = scores[str(by)]
+        pruning._units = [unit._replace(scores=partial(score, *unit.params)) for unit in pruning._units]
     return pruning
 
 
@@ -235,6 +238,29 @@ def _first_order(w: Tensor) -> Tensor:
     """What the loss changes by to first order when an entry becomes 0."""
     assert w.grad is not None
     return (w.detach() * w.grad).abs()
+
+
+def _by_margin(run: _Run, w: Tensor) -> Tensor:
+    """The size of an entry; of queries and keys over the margin by which their layer selects, as a share of the mean
+    margin of all layers: what selects surely may lose more."""
+    size, model = w.detach().abs(), run.model
+    assert isinstance(model, GPT)
+    name = next(name for name, other in model.named_parameters() if other is w)  # blocks.0.qkv.weight
+    if "qkv" in name:
+        batch, _ = next(run.corpus.batches(run.shape, 0))
+        found = margins(model, batch[:8])
+        size[: 2 * w.shape[1]] *= found.mean() / found[int(name.split(".")[1])]
+    return size
+
+
+@torch.no_grad()
+def margins(model: GPT, tokens: Tensor) -> Tensor:
+    """By how much the logit of the token that a query selects exceeds the next one's: the mean of every layer."""
+    was, _ = model.training, model.eval()
+    maps = model.attention(tokens)[1]
+    model.train(was)
+    tops = [weights[..., 1:, :].double().topk(2).values.log() for weights in maps]  # the first query sees one key
+    return torch.stack([(top[..., 0] - top[..., 1]).mean() for top in tops])
 
 
 _teachers: dict[Any, nn.Module] = {}  # the last one: families that follow each other may share it

@@ -1,0 +1,81 @@
+"""What a step of each method costs on one GPU: time and memory of the GPT on IMDB's word pieces, pruned to 90%.
+
+    python benchmarks/sparse/cost.py [--tiny]
+
+prints a table in Markdown. One process alone on the GPU, compiled, bf16 autocast; tokens are random. The time of a step
+is the mean from the first pruning to the last, without the warm-up of the compiler; memory is the most that was
+allocated, and what the optimizer keeps for the matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from run import TINY
+from samples import SHAPES, Corpus
+from training import Family, _pruning, _Run, loss_of, start_model
+
+METHODS = {
+    "AdamW": ("adamw", {}),
+    "MirrorAdam p = 1.1": ("mirror", {"p": 1.1}),
+    "MirrorAdam p = 1.25": ("mirror", {"p": 1.25}),
+    "MirrorAdam p = 1.5": ("mirror", {"p": 1.5}),
+    "powerprop, alpha = 10": ("powerprop", {"alpha": 10.0}),
+    "powerprop, alpha = 2": ("powerprop", {"alpha": 2.0}),
+    "Muon": ("muon", {}),
+    "RigL": ("rigl", {}),
+    "L1-proximal AdamW": ("mirror", {"p": 2.0, "l1": 0.1}),
+    "AdaBreg": ("adabreg", {"l1": 0.1}),
+    "pAdam": ("padam", {"q": 0.8, "decay": 0.01}),
+}
+PENALTIES = ("L1-proximal AdamW", "AdaBreg", "pAdam")  # they are not pruned
+TOTAL = 200
+
+
+def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in states if isinstance(value, torch.Tensor))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try this out on a CPU")
+    tiny = parser.parse_args().tiny
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    shape, total = (TINY, 20) if tiny else (replace(SHAPES["imdb"], every=10), TOTAL)
+    corpus = Corpus.__new__(Corpus)
+    stream = np.random.default_rng(0).integers(shape.vocabulary, size=400 * shape.batch * shape.length)
+    corpus.streams = {"train": torch.from_numpy(stream.astype(np.int32)).to(device)}
+    corpus.device = corpus.streams["train"].device
+    losses = loss_of if tiny else torch.compile(loss_of)
+    model = start_model(shape, Family("adamw", 1e-3, 0, tied=False)).to(device)
+    print("| | ms per step | × AdamW | GB at most | bytes of state per entry |", "|---|---|---|---|---|", sep="\n")
+    base = 0.0
+    for name, (method, options) in METHODS.items():
+        family = Family(method, 1e-3, 0, tied=False, init="torch", options=options)
+        model.load_state_dict(start_model(shape, family).state_dict())
+        run = _Run(family, corpus, shape, losses, model, total, fused=True)
+        pruning = _pruning(run, 0.0 if name in PENALTIES else 0.9)
+        run.advance(total // 5, pruning)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = run.seconds
+        run.advance(3 * total // 4, pruning)
+        time = 1e3 * (run.seconds - before) / (3 * total // 4 - total // 5)
+        base = base or time
+        most = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else float("nan")
+        entries = sum(w.numel() for group in run.optimizers[0].param_groups for w in group["params"])
+        state = kept_bytes(run.optimizers[0]) / entries
+        print(f"| {name} | {time:.2f} | {time / base:.2f} | {most:.2f} | {state:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
