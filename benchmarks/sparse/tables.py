@@ -207,7 +207,8 @@ def combined_table(rows: list[Row]) -> list[str]:
     lines += ["", "### Other ideas", "", IDEAS, "", "| | lr | epochs | zeros | test |", "|---|---|---|---|---|"]
     ideas = [row for row in rows if row["note"] == "explore" and method_of(row) not in PUSHED]
     for row in sorted(ideas, key=lambda row: (row["epochs"], row["sparsity"], row["test"])):
-        values = [method_of(row), f"{row['lr']:g}", f"{row['epochs']:g}", f"{row['sparsity']:.0%}"]
+        decay = "" if row["weight_decay"] == 0.01 else f", weight_decay = {row['weight_decay']:g}"
+        values = [method_of(row) + decay, f"{row['lr']:g}", f"{row['epochs']:g}", f"{row['sparsity']:.0%}"]
         lines.append("| " + " | ".join([*values, f"{row['test']:.3f}"]) + " |")
     lines += ["", "### More of the best combination", "", FRONT, ""]
     lines += ["| | distil | pruning | lr | validation | test |", "|---" * 6 + "|"]
