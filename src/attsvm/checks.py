@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -136,10 +136,3 @@ def check_returned(what: str, value: Any, shape: tuple[int, ...]) -> Tensor:
         return value
     got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else describe(value)
     raise AttsvmError(f"{what} must return a tensor of shape {tuple(shape)}, but got {got}.")
-
-
-def describe(value: Any) -> str:
-    if isinstance(value, Tensor | np.ndarray):
-        return f"{type(value).__name__} of dtype {value.dtype}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"

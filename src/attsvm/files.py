@@ -1,5 +1,7 @@
 """Files that appear whole or not at all, array files, and folders that one process works in at a time."""
 
+from __future__ import annotations
+
 import errno
 import glob
 import json
@@ -13,13 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.schema import Schema, check_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     import fcntl
@@ -182,7 +186,7 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Tensor | np.ndarray], fact
 def write_arrays_now(path: Path, given: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> None:
     """As `write_arrays`, into a file of `atomic_paths`."""
     assert not given.keys() & facts.keys()  # an .npz file has one name for both
-    plain = {name: x.detach().cpu().numpy() if isinstance(x, Tensor) else x for name, x in given.items()}
+    plain = {name: x if isinstance(x, np.ndarray) else x.detach().cpu().numpy() for name, x in given.items()}
     arrays = {name: np.ascontiguousarray(array) for name, array in plain.items()}
     strings = {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in facts.items()}
     if path.suffix == ".npz":

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm.checks import describe
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 
 _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "real": ("float32 or float64", ("f4", "f8")),

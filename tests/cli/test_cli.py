@@ -209,7 +209,24 @@ def test_every_data_set_can_be_solved(tmp_path: Path, name: str) -> None:
 
 def test_importing_attsvm_and_its_subpackages_needs_only_torch_and_numpy() -> None:
     heavy = ("typer", "rich", "matplotlib", "safetensors", "scipy", "cvxpy", "pandas", "sklearn", "jinja2", "pyarrow")
-    subpackages = "attsvm.embeddings, attsvm.models, attsvm.optim, attsvm.transformer"
-    code = f"import sys, attsvm; {subpackages}; print([m for m in {heavy!r} if m in sys.modules])"
+    names = "from attsvm import *; from attsvm import embeddings, models, optim, transformer; solve"
+    code = f"import sys; {names}; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_help_and_wrong_usage_do_not_wait_for_torch() -> None:
+    code = "import sys; from attsvm.cli import _load; _load(); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_all_names_of_the_package_are_there_and_no_others() -> None:
+    found = {name: getattr(attsvm, name) for name in attsvm.__all__}
+    assert found["solve"] is attsvm.svm.solve
+    assert found["MirrorDescent"] is attsvm.dynamics.MirrorDescent
+    assert found["__version__"] == attsvm.__version__
+    assert {*attsvm.__all__, "optim", "text"} <= {*dir(attsvm)}
+    assert attsvm.optim.MirrorAdam.__name__ == "MirrorAdam"
+    with pytest.raises(AttributeError, match="module 'attsvm' has no attribute 'slove'"):
+        attsvm.slove  # noqa: B018

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attsvm.checks import as_count, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_count
+from attsvm.errors import AttsvmError, describe
 from attsvm.models import Places, TextTransformer
 
 LONGEST = 512

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-import torch
 import typer
 
 from attsvm._version import __version__
@@ -56,6 +55,5 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # On the small tensors of these problems, more threads cost more than they gain.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    # On the small tensors of these problems, more threads cost more than they gain. Torch reads it when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from attsvm.checks import as_device
 from attsvm.cli._common import Device, check_folder, console
 from attsvm.errors import AttsvmError
-from attsvm.geometry import parse_geometry
 from attsvm.identity import kind_of
 from attsvm.progress import progress_bar
 
@@ -77,6 +75,8 @@ def audit_command(
 ) -> None:
     """Audit every head of a model: selections, margins, max-margin solutions, and what may be cut."""
     from attsvm.auditing import audit, audit_steps, checkpoints
+    from attsvm.checks import as_device
+    from attsvm.geometry import parse_geometry
 
     as_device(device)
     check_folder(out)

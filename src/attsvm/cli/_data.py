@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-
-from attsvm import data as make
-from attsvm.data import TokenData, save
 
 app = typer.Typer(no_args_is_help=True, help="Make token data of the papers: random or printed.")
 
@@ -21,9 +18,12 @@ Queries = Annotated[int, typer.Option(min=1, help="Queries per sequence (K).")]
 Out = Annotated[Path, typer.Option("--out", help="File to write, .npz or .safetensors.")]
 
 
-def _write(data: TokenData, out: Path) -> None:
-    save(data, out)
-    typer.echo(f"{out}: {data!r}")
+def _make(kind: str, out: Path, *sizes: int, **options: Any) -> None:
+    from attsvm import data
+
+    made = getattr(data, kind)(*sizes, **options)
+    data.save(made, out)
+    typer.echo(f"{out}: {made!r}")
 
 
 @app.command()
@@ -44,7 +44,9 @@ def sphere(
     ] = 0.0,
 ) -> None:
     """Tokens, queries and head uniform on the unit sphere, random labels."""
-    data = make.sphere(
+    _make(
+        "sphere",
+        out,
         n,
         tokens,
         dim,
@@ -55,7 +57,6 @@ def sphere(
         causal=causal,
         min_score_gap=min_score_gap,
     )
-    _write(data, out)
 
 
 @app.command()
@@ -63,22 +64,22 @@ def orthonormal(
     out: Out, n: N = 1, tokens: T = 10, dim: D = 10, trials: Trials = 1, seed: Seed = 0, queries: Queries = 1
 ) -> None:
     """Random orthonormal tokens in every sequence."""
-    _write(make.orthonormal(n, tokens, dim, trials=trials, seed=seed, queries=queries), out)
+    _make("orthonormal", out, n, tokens, dim, trials=trials, seed=seed, queries=queries)
 
 
 @app.command()
 def figure1(out: Out, trials: Trials = 1, seed: Seed = 0) -> None:
     """The setting of Figure 1 of TF-as-SVM: two sequences of three tokens in the plane."""
-    _write(make.figure1(trials=trials, seed=seed), out)
+    _make("figure1", out, trials=trials, seed=seed)
 
 
 @app.command()
 def example1(out: Out) -> None:
     """Example 1 of the mirror-descent paper."""
-    _write(make.example1(), out)
+    _make("example1", out)
 
 
 @app.command()
 def example2(out: Out) -> None:
     """Example 2 of the mirror-descent paper."""
-    _write(make.example2(), out)
+    _make("example2", out)

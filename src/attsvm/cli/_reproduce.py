@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
@@ -49,6 +48,7 @@ def reproduce_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Reproduce figures and theorems of the papers, or run an experiment of your own; check whether each came out."""
+    from attsvm.checks import as_device
     from attsvm.experiments import CATALOG, Backend, find, open_sources, run_experiments, with_data
 
     if listed:

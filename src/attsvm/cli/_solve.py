@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.table import Table
-from torch import Tensor
 
-from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
-from attsvm.data import TokenData, load
 from attsvm.errors import AttsvmError
 from attsvm.files import checked_path
-from attsvm.geometry import parse_geometry
-from attsvm.svm import MaxMargin, att_svm, solve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attsvm.data import TokenData
+    from attsvm.svm import MaxMargin
 
 NAMED = 3
 """Infeasible trials whose reason is printed."""
@@ -43,6 +44,11 @@ def solve_command(
     rows: Annotated[int, typer.Option(min=0, help="Trials to print in the table.")] = 20,
 ) -> None:
     """Solve the max-margin problem that separates the selected tokens from all others."""
+    from attsvm.checks import as_device
+    from attsvm.data import load
+    from attsvm.geometry import parse_geometry
+    from attsvm.svm import att_svm, solve
+
     geometry = parse_geometry(norm)
     if out is not None:
         checked_path(out)

@@ -8,13 +8,9 @@ from typing import Annotated
 
 import typer
 
-from attsvm.checks import as_device
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
 from attsvm.cli._verdict import TRAJECTORY, draw_run, print_verdict, write_verdict
-from attsvm.data import load
-from attsvm.diagnostics import verdict
-from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
 
@@ -66,6 +62,11 @@ def train_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train attention on every trial, then say which limit is predicted and whether it was reached."""
+    from attsvm.checks import as_device
+    from attsvm.data import load
+    from attsvm.diagnostics import verdict
+    from attsvm.dynamics import Gaussian, Growing, train
+
     if init_scale is None and parameterization is Parameterization.KQ:
         init_scale = 0.1
     if seed is not None and init_scale is None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attsvm.checks import as_device
 from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
@@ -143,6 +142,7 @@ def fit_command(
 
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
+    from attsvm.checks import as_device
     from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data
 
     as_device(device)

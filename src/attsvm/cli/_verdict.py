@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from attsvm.cli._common import console
-from attsvm.diagnostics import Verdict, verdict
-from attsvm.dynamics import Trajectory
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
 from attsvm.tolerances import REACHED
+
+if TYPE_CHECKING:
+    from attsvm.diagnostics import Verdict
+    from attsvm.dynamics import Trajectory
 
 TRAJECTORY = "trajectory.safetensors"
 VERDICT = "verdict.json"
@@ -25,6 +27,9 @@ def verdict_command(
     tol: Annotated[float | None, typer.Option(help="Direction error up to which a limit counts as reached.")] = None,
 ) -> None:
     """Judge a finished run again: which limit, reached or not, under which theorem, how fast."""
+    from attsvm.diagnostics import verdict
+    from attsvm.dynamics import Trajectory
+
     if run.is_file():
         raise AttsvmError(f"{run} is a file: give the folder of a run, which attsvm train wrote.")
     if not (run / TRAJECTORY).is_file():

@@ -9,21 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm.checks import (
-    FLOATS,
-    as_count,
-    as_float,
-    as_index,
-    as_real,
-    bind_shape,
-    check_real,
-    check_same_kind,
-    describe,
-)
+from attsvm.checks import FLOATS, as_count, as_float, as_index, as_real, bind_shape, check_real, check_same_kind
 from attsvm.data._axes import ArrayLike, as_tokens, with_all_axes
 from attsvm.data._from_attention import head_parts
 from attsvm.data._heads import Head, as_head
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.pages import html_table
 
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attsvm.checks import describe
 from attsvm.data import LinearHead
 from attsvm.dynamics import Trajectory
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry
 from attsvm.svm import MarginProblem, MaxMargin, Status, solve
 from attsvm.tolerances import CERTIFIED, SHARP

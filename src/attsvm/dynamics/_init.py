@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, as_real, check_real, describe
+from attsvm.checks import as_count, as_float, as_real, check_real
 from attsvm.data import TokenData, trial_streams
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry
 
 Shapes = dict[str, tuple[int, int]]

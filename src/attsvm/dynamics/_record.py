@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_index, describe
+from attsvm.checks import as_count, as_index
 from attsvm.data import TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry
 from attsvm.objective import Attended, Blocks, Loss, combined, trial_first
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import describe
 from attsvm.data import TokenData
 from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._compile import Stepper
@@ -18,7 +17,7 @@ from attsvm.dynamics._rules import Rule
 from attsvm.dynamics._schedules import Constant, Schedule
 from attsvm.dynamics._step import Method, States, parameters
 from attsvm.dynamics._trajectory import TrainState
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Frobenius, Geometry
 from attsvm.objective import Blocks, Lanes, attend, chunks, trial_first, trial_last
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from attsvm.checks import as_real, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_real
+from attsvm.errors import AttsvmError, describe
 
 
 class Schedule(ABC):

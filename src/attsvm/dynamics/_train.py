@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_real, describe
+from attsvm.checks import as_count, as_real
 from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._batches import Batches, as_batches
 from attsvm.dynamics._compile import Stepper, wants_compiled
@@ -19,7 +19,7 @@ from attsvm.dynamics._run import Row, Run, first_states
 from attsvm.dynamics._schedules import Rate, as_schedules
 from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
 from attsvm.identity import check_same_run

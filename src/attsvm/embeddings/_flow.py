@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, describe
+from attsvm.checks import as_count, as_float
 from attsvm.data import LinearHead, TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.objective import Lanes, Logistic, attend, pulls
 
 NEWTON, CLOSE = 12, 1e-11

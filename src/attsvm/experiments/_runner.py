@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from attsvm._version import __version__
-from attsvm.checks import as_count, as_device, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_count, as_device
+from attsvm.errors import AttsvmError, describe
 from attsvm.experiments._checks import Check, fine, verdict_line
 from attsvm.experiments._experiment import Batch, Experiment, Params, Rows
 from attsvm.experiments._sources import Source, open_sources

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attsvm.checks import as_real, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_real
+from attsvm.errors import AttsvmError, describe
 
 
 class Places(NamedTuple):

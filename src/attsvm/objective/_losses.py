@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from attsvm.checks import check_returned, describe
+from attsvm.checks import check_returned
 from attsvm.derivatives import derivative
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.named import kinds
 
 GRID = 257

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, as_real, check_real, describe
+from attsvm.checks import as_count, as_float, as_real, check_real
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import direction_error
 from attsvm.dynamics import block_names, block_shapes, geometries
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry, Lp
 from attsvm.objective import as_loss
 from attsvm.paths._branches import Cone, Solver, global_branch, local_branch

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_real, check_returned, describe
+from attsvm.checks import as_count, as_real, check_returned
 from attsvm.data import LinearHead, TokenData
 from attsvm.dynamics import Trajectory
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.search._descent import Descent
 from attsvm.search._shrink import Instance, shrink
 

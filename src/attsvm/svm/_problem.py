@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_bool, as_count, as_float, check_real, describe
+from attsvm.checks import as_bool, as_count, as_float, check_real
 from attsvm.data import TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.svm._exact import two_sum
 from attsvm.svm._rows import Rows
 from attsvm.svm._why import simple_reasons

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_real, describe
+from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm.checks import as_device, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_device
+from attsvm.errors import AttsvmError, describe
 from attsvm.files import clear_leftovers, one_line, under
 from attsvm.identity import run_folder
 from attsvm.models import GPT, TextTransformer, ViT

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from attsvm.checks import as_count, as_real, describe
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_count, as_real
+from attsvm.errors import AttsvmError, describe
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
 from attsvm.transformer._data import Data, Images, Texts
