@@ -138,13 +138,13 @@ def test_the_seed_draws_the_factors(folder: Path) -> None:
 def test_interrupted_before_anything_is_kept_it_does_not_say_so(folder: Path) -> None:
     code = """
 import sys
-import attsvm.cli._train as command
+import attsvm.dynamics
 from attsvm.cli import main
 
 def interrupted(*arguments, **options):
     raise KeyboardInterrupt
 
-command.train = interrupted
+attsvm.dynamics.train = interrupted
 sys.argv = ["attsvm", "train", "data.npz", "--steps", "9", "--out", "none", "--quiet"]
 main()
 """
