@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench explorer clean
+.PHONY: help demo test tests lint docs bench explorer fuzz clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -23,8 +23,10 @@ demo: $(STAMP)  ## reproduce some figures of the papers on few trials; the repor
 	$(BIN)/attsvm reproduce svm-fig1 svm-fig5 svm-fig7 svm-rp md-fig2 md-fig3 md-fig4 emb-thm5 --quick --out demo/runs
 	$(BIN)/attsvm report demo/runs --out demo/report.html --open
 
-test: $(STAMP)  ## lint, type check and run the tests
-	$(MAKE) --no-print-directory lint
+test: $(STAMP)  ## lint, type check and run the tests, side by side
+	$(MAKE) --no-print-directory -j2 lint tests
+
+tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
 
 lint: $(STAMP)  ## ruff and pyright
