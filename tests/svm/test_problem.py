@@ -208,6 +208,20 @@ def test_any_small_integer_problem_is_answered_rightly(draw: st.DataObject) -> N
     assert_farkas(problem, solution)
 
 
+@pytest.mark.parametrize("geometry", ["l1", "l1.1", "l2", "l3", "linf", "nuclear"])
+def test_equalities_that_repeat_each_other_hide_no_contradiction(geometry: str) -> None:
+    """One entry of W is at least 1, says row after row, and 0, say two."""
+    A = torch.zeros(1, 3, 3, 3, dtype=torch.float64)
+    A[..., 2] = 1.0
+    b = torch.ones(1, 3, 3, dtype=torch.float64)
+    equality = torch.zeros(1, 3, 3, dtype=torch.bool)
+    b[0, 1, 1:], equality[0, 1, 1:] = 0.0, True
+    problem = MarginProblem(A, A[:, :, 0], b, equality, torch.ones_like(equality))
+    solution = solve(problem, geometry)
+    assert bool(solution.infeasible.all())
+    assert_farkas(problem, solution)
+
+
 @pytest.mark.parametrize("geometry", ["l1", "l1.5", "l2", "l3", "l6", "l10", "linf", "nuclear", "spectral"])
 def test_a_bracket_that_has_crossed_is_no_solution(geometry: str) -> None:
     """No W keeps the equality. One of large norm that fails it by little, beside its norm, passed for a solution."""

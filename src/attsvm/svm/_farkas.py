@@ -152,14 +152,18 @@ def _vertex(one: System, lam: Tensor) -> list[int]:
         direction = null[0 if most else 1]
         if bool(across[most].abs() > 1e-300):
             direction = direction - null[most] * (across[0 if most else 1] / across[most])
+        direction = direction.where(direction.abs() > 1e-12 * direction.abs().amax(), 0.0)
         free = ~one.inequality[0][support]
         ratio = torch.where(free, torch.inf, at / direction.abs().clamp_min(1e-300))
         forward = ratio.masked_fill(direction <= 0, torch.inf)
         backward = ratio.masked_fill(direction >= 0, torch.inf)
-        if not bool(torch.minimum(forward, backward).isfinite().any()):
-            return []  # only equalities depend on each other here
-        ahead = bool(forward.isfinite().any())
-        step, drop = (forward.amin(), forward.argmin()) if ahead else (-backward.amin(), backward.argmin())
+        if bool(forward.isfinite().any()):
+            step, drop = forward.amin(), forward.argmin()
+        elif bool(backward.isfinite().any()):
+            step, drop = -backward.amin(), backward.argmin()
+        else:  # only equalities depend on each other here: any of them may vanish
+            drop = direction.abs().argmax()
+            step = at[drop] / direction[drop]
         lam = lam.clone()
         lam[support] = at - step * direction
         keep = torch.ones_like(support, dtype=torch.bool)
