@@ -131,7 +131,7 @@ def test_margins_are_gaps_of_logits_and_spare_what_selects_barely(tmp_path: Path
     gaps = [logits[h, i, : i + 1].sort(descending=True).values for h in range(2) for i in range(1, 8)]
     found = training.margins(model, tokens)
     assert found[0].item() == pytest.approx(np.mean([(gap[0] - gap[1]).item() for gap in gaps]), rel=1e-4)
-    run_ = training._Run(family, corpus, shape, training.loss_of, model, 10, False)
+    run_ = training.Run(family, corpus, shape, training.loss_of, model, 10, False)
     scores = [training._by_margin(run_, block.qkv.weight) / block.qkv.weight.abs() for block in model.blocks]
     assert scores[0][:32].min() > 1 > scores[1][:32].max()
     assert all((score[32:] == 1).all() for score in scores)  # values are as they are

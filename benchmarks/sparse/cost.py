@@ -13,6 +13,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from run import TINY
 from samples import SHAPES, Corpus
-from training import Family, _pruning, _Run, loss_of, start_model
+from training import Family, Run, loss_of, pruning_of, start_model
 
 METHODS = {
     "AdamW": ("adamw", {}),
@@ -51,10 +52,10 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     shape, total = (TINY, 20) if tiny else (replace(SHAPES["imdb"], every=10), TOTAL)
-    corpus = Corpus.__new__(Corpus)
     stream = np.random.default_rng(0).integers(shape.vocabulary, size=400 * shape.batch * shape.length)
-    corpus.streams = {"train": torch.from_numpy(stream.astype(np.int32)).to(device)}
-    corpus.device = corpus.streams["train"].device
+    with TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "random.npz", train=stream.astype(np.int32))
+        corpus = Corpus(Path(folder) / "random.npz", device)
     losses = loss_of if tiny else torch.compile(loss_of)
     model = start_model(shape, Family("adamw", 1e-3, 0, tied=False)).to(device)
     print("| | ms per step | × AdamW | GB at most | bytes of state per entry |", "|---|---|---|---|---|", sep="\n")
@@ -62,8 +63,8 @@ def main() -> None:
     for name, (method, options) in METHODS.items():
         family = Family(method, 1e-3, 0, tied=False, init="torch", options=options)
         model.load_state_dict(start_model(shape, family).state_dict())
-        run = _Run(family, corpus, shape, losses, model, total, fused=True)
-        pruning = _pruning(run, 0.0 if name in PENALTIES else 0.9)
+        run = Run(family, corpus, shape, losses, model, total, fused=True)
+        pruning = pruning_of(run, 0.0 if name in PENALTIES else 0.9)
         run.advance(total // 5, pruning)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -186,10 +186,10 @@ def train_family(
     total = corpus.steps(shape, family.epochs)
     common = round(family.start * total) - 1 if _can_share(family) else 0
 
-    def from_start() -> _Run:
+    def from_start() -> Run:
         trained.load_state_dict(start_weights)
         torch.manual_seed(family.seed)
-        return _Run(family, corpus, shape, losses, trained, total, fused)
+        return Run(family, corpus, shape, losses, trained, total, fused)
 
     run = from_start()
     if "distil" in family.options:
@@ -206,7 +206,7 @@ def train_family(
             run.restore(start)
         if "muon_until" in family.options:
             run.advance_by_muon(float(family.options["muon_until"]), float(family.options["muon_lr"]))
-        pruning = _pruning(run, sparsity)
+        pruning = pruning_of(run, sparsity)
         if pruning is not None:
             pruning.count = run.count
         run.advance(total, pruning)
@@ -218,7 +218,7 @@ def _can_share(family: Family) -> bool:
     return len(family.sparsities) > 1 and family.method != "rigl" and "muon_until" not in family.options
 
 
-def _pruning(run: _Run, sparsity: float) -> GradualPruning | None:
+def pruning_of(run: Run, sparsity: float) -> GradualPruning | None:
     if sparsity == 0:
         return None
     family = run.family
@@ -240,7 +240,7 @@ def _first_order(w: Tensor) -> Tensor:
     return (w.detach() * w.grad).abs()
 
 
-def _by_margin(run: _Run, w: Tensor) -> Tensor:
+def _by_margin(run: Run, w: Tensor) -> Tensor:
     """The size of an entry; of queries and keys over the margin by which their layer selects, as a share of the mean
     margin of all layers: what selects surely may lose more."""
     size, model = w.detach().abs(), run.model
@@ -266,7 +266,7 @@ def margins(model: GPT, tokens: Tensor) -> Tensor:
 _teachers: dict[Any, nn.Module] = {}  # the last one: families that follow each other may share it
 
 
-class _Run:
+class Run:
     def __init__(
         self,
         family: Family,
@@ -320,7 +320,7 @@ class _Run:
         by_muon = replace(own, method="muon", options={}, lr=lr, sparsities=(), start=0.0, end=0.0, note="teacher")
         key = (by_muon.key(0.0), self.shape)
         if key not in _teachers:
-            teacher = _Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
+            teacher = Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
             teacher.advance(self.total)
             _teachers.clear()
             _teachers[key] = copy.deepcopy(self.model).eval().requires_grad_(False)
