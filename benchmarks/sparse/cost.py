@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,13 +30,14 @@ METHODS = {
     "powerprop, alpha = 10": ("powerprop", {"alpha": 10.0}),
     "powerprop, alpha = 2": ("powerprop", {"alpha": 2.0}),
     "Muon": ("muon", {}),
+    "MirrorMuon p = 1.5": ("mirror-muon", {"p": 1.5, "head_lr": 1e-3}),
     "RigL": ("rigl", {}),
     "L1-proximal AdamW": ("mirror", {"p": 2.0, "l1": 0.1}),
     "AdaBreg": ("adabreg", {"l1": 0.1}),
     "pAdam": ("padam", {"q": 0.8, "decay": 0.01}),
 }
 PENALTIES = ("L1-proximal AdamW", "AdaBreg", "pAdam")  # they are not pruned
-TOTAL = 200
+TOTAL = 150
 
 
 def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -51,7 +51,7 @@ def main() -> None:
     tiny = parser.parse_args().tiny
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    shape, total = (TINY, 20) if tiny else (replace(SHAPES["imdb"], every=10), TOTAL)
+    shape, total = (TINY, 20) if tiny else (SHAPES["imdb"], TOTAL)
     stream = np.random.default_rng(0).integers(shape.vocabulary, size=400 * shape.batch * shape.length)
     with TemporaryDirectory() as folder:
         np.savez(Path(folder) / "random.npz", train=stream.astype(np.int32))

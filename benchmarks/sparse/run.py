@@ -133,6 +133,8 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             shape = TINY if arguments.tiny else SMALL if arguments.small else SHAPES[family.corpus]
             if family.width:
                 shape = replace(shape, width=family.width, heads=max(family.width // 64, 1))
+            if "dropout" in family.options:
+                shape = replace(shape, dropout=float(family.options["dropout"]))
             if (shape, family.tied) not in models:
                 models[shape, family.tied] = make_model(shape, family.tied).to(device)
             model = models[shape, family.tied]

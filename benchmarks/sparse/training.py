@@ -23,7 +23,7 @@ from samples import Samples, Shape
 
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.models._attention import Places
-from attsvm.optim import GradualPruning, MirrorAdam, param_groups
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorMuon, param_groups
 
 ONE_SHOT = (0.5, 0.7, 0.8, 0.9)
 
@@ -102,6 +102,8 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
         main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
         main = Muon(_without_head(matrices, model, family), lr=lr, weight_decay=decay)
+    elif family.method == "mirror-muon":
+        main = MirrorMuon(matrices, lr=lr, head_lr=float(o["head_lr"]), fused=fused and on_cuda)
     elif family.method == "mirror":
         l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
         main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
@@ -278,22 +280,22 @@ class Run:
         fused: bool,
     ) -> None:
         self.family, self.corpus, self.shape, self.losses, self.model = family, corpus, shape, losses, model
-        self.total, self.fused, self.lr = total, fused, family.lr
+        self.total, self.fused = total, fused
         self.optimizers = make_optimizers(model, family, fused)
         self.batches = corpus.batches(shape, 1000 + family.seed)
         self.count, self.seconds, self.recent = 0, 0.0, torch.zeros((), device=corpus.device)
         self.teacher: nn.Module | None = None
 
     def advance(self, until: int, pruning: GradualPruning | None = None) -> None:
-        began, rates = time.perf_counter(), (self.lr, self.family.rest_lr)
+        began = time.perf_counter()
         self.model.train()
         while self.count < until:
             if "p_from" in self.family.options and self.count % self.shape.every == 0:
                 self._lower_p()
             factor = self._factor(self.count)
-            for optimizer, lr in zip(self.optimizers, rates):
+            for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * factor
+                    group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
                 optimizer.zero_grad()
             if self.teacher is None:
                 loss = self.losses(self.model, next(self.batches))
@@ -331,9 +333,9 @@ class Run:
     def advance_by_muon(self, share: float, lr: float) -> None:
         """Muon's steps at first; then the family's own method goes on from its weights, with new moments."""
         own, by_muon = self.optimizers, replace(self.family, method="muon", options={}, lr=lr)
-        self.optimizers, self.lr = make_optimizers(self.model, by_muon, self.fused), lr
+        self.optimizers = make_optimizers(self.model, by_muon, self.fused)
         self.advance(round(share * self.total))
-        self.optimizers, self.lr = [own[0], self.optimizers[1]], self.family.lr
+        self.optimizers = [own[0], self.optimizers[1]]
 
     def _lower_p(self) -> None:
         """From `p_from` to `p` along a line, while weights are pruned."""

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attsvm.optim import MirrorAdam, MirrorDescent
+from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon
 
 MAKERS = {
     "descent": lambda params, **options: MirrorDescent(params, **({"lr": 0.05, "momentum": 0.9} | options)),
     "normalised": lambda params, **options: MirrorDescent(params, **({"lr": 0.05, "normalize": "group"} | options)),
     "adam": lambda params, **options: MirrorAdam(params, **({"lr": 0.01} | options)),
+    "muon": lambda params, **options: MirrorMuon(params, **({"lr": 0.03, "moments_of": "weight"} | options)),
 }
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -21,7 +21,8 @@ def test_a_new_p_goes_on_from_the_weights(make, foreach, dtype, exponents):
     optimizer = make(model.parameters(), p=exponents[0], foreach=foreach, lr=1e-3)
     fit(model, optimizer, range(3))
     for p in exponents[1:]:
-        optimizer.param_groups[0]["p"] = p
+        for group in optimizer.param_groups:
+            group["p"] = p
         before, (other, fresh) = copy.deepcopy(model), copy.deepcopy((model, optimizer))
         fresh.resync()
         fit(model, optimizer, range(3, 4))

@@ -133,7 +133,7 @@ def test_l1_of_the_mirror_is_the_composite_mirror_step(p, device, form):
     before = gradients(1, size)[0].double()
     w = nn.Parameter(before.float().to(device))
     w.grad = gradients(1, size, seed=3)[0].to(device)
-    MirrorDescent([w], lr=lr, p=p, l1=mu, **form).step()
+    MirrorDescent([w], lr=lr, p=p, l1=mu, l1_of="mirror", **form).step()
     after = w.detach().cpu().double()
     theta = [x.sign() * x.abs() ** (p - 1) for x in (before, after)]
     slope = w.grad.cpu().double() + (theta[1] - theta[0]) / lr

@@ -164,7 +164,8 @@ def test_compiled_step_follows_a_tensor_lr_without_recompiling(make, device):
             m.zero_grad(set_to_none=False)
             loss_of(m, k).backward()
             advance()
-            o.param_groups[0]["lr"] *= 0.9
+            for group in o.param_groups:
+                group["lr"] *= 0.9
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert compiled[0] > 0
     assert compiled[-1] == compiled[1]

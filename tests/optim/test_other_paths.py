@@ -34,7 +34,8 @@ def test_the_form_for_a_compiler_makes_the_same_steps(
             patch.setattr(torch.compiler, "is_compiling", lambda: True)
             fit(other, compiled, range(step, step + 1))
     for a, b in zip(model.parameters(), other.parameters()):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+        # Orthogonal factors enlarge roundings.
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 if name == "muon" else 1e-7)
 
 
 @by_name

@@ -72,7 +72,9 @@ def test_the_mirror_may_be_kept_from_some_step_on_or_no_longer(name: str) -> Non
     optimizer = MAKERS[name](model.parameters(), p=1.1, lr=1e-3)
     reference = MAKERS[name](other.parameters(), p=1.1, lr=1e-3)
     for step in range(9):
-        optimizer.param_groups[0]["keep_mirror"] = kept = step // 3 % 2 == 0
+        kept = step // 3 % 2 == 0
+        for group in optimizer.param_groups:
+            group["keep_mirror"] = kept
         fit(model, optimizer, range(step, step + 1))
         fit(other, reference, range(step, step + 1))
         assert all(("mirror" in optimizer.state[w]) == ("rest" in optimizer.state[w]) == kept for w in optimizer.state)

@@ -296,7 +296,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         (["synthetic", "--moments-of", "mirror"], "--moments-of is for mirror-adam, but --optimizer is mirror-descent"),
         (
             ["synthetic", "--optimizer", "adamw", "--p", "1.1"],
-            "--p is for mirror-descent and mirror-adam, but",
+            "--p is for mirror-descent, mirror-adam and mirror-muon, but",
         ),
         (["synthetic", "--optimizer", "sgd", "--groups", "all"], "--groups is for .* --optimizer is sgd"),
         (["synthetic", *found], "--tokenizer is for texts, but synthetic has token numbers already"),

@@ -48,7 +48,10 @@ def test_the_optimizer_steps_at_the_scheduled_rate() -> None:
 CHAINED = {"optimizer": "mirror-adam", "moments_of": "mirror"}
 
 
-@pytest.mark.parametrize("how", [{"optimizer": "mirror-adam"}, {"optimizer": "adamw"}, CHAINED], ids=str)
+MUON = {"optimizer": "mirror-muon", "p": 1.5}
+
+
+@pytest.mark.parametrize("how", [{"optimizer": "mirror-adam"}, {"optimizer": "adamw"}, CHAINED, MUON], ids=str)
 @pytest.mark.parametrize("language", [False, True])
 def test_a_pruned_run_resumes_bit_for_bit(how: dict[str, Any], language: bool, tmp_path: Path) -> None:
     data = TEXTS.next_tokens() if language else TEXTS

@@ -36,6 +36,7 @@ ImagesOption = Annotated[bool, typer.Option("--images", help="The Hugging Face n
 class OptimizerName(StrEnum):
     mirror_descent = "mirror-descent"
     mirror_adam = "mirror-adam"
+    mirror_muon = "mirror-muon"
     sgd = "sgd"
     adam = "adam"
     adamw = "adamw"
@@ -66,7 +67,7 @@ class MomentsOf(StrEnum):
     mirror = "mirror"
 
 
-_MIRROR = ("mirror-descent", "mirror-adam")
+_MIRROR = ("mirror-descent", "mirror-adam", "mirror-muon")
 _MODEL_HELP = "classifier: of texts or images. gpt: predicts every next token of texts, whose labels are not used."
 _USED_BY = {
     "p": _MIRROR,
@@ -88,12 +89,12 @@ def fit_command(
     tokenizer: TokenizerOption = None,
     model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
-    p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is gradient descent or AdamW.")] = 1.1,
+    p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is SGD, AdamW or Muon.")] = 1.1,
     groups: Annotated[
         Groups | None,
         typer.Option(
             help="Which weights p is for: all, as in the paper (the default of mirror-descent), or matrices, with "
-            "2 for embeddings and vectors (the default of mirror-adam)."
+            "2 for embeddings and vectors (the default of the others)."
         ),
     ] = None,
     momentum: Annotated[float, typer.Option(min=0, help="Momentum of mirror-descent and sgd.")] = 0.0,
@@ -148,7 +149,7 @@ def fit_command(
     as_device(device)
     for name in _given(context, _USED_BY):
         if optimizer.value not in _USED_BY[name]:
-            allowed = " and ".join(_USED_BY[name])
+            allowed = " and ".join(filter(None, [", ".join(_USED_BY[name][:-1]), _USED_BY[name][-1]]))
             option = name.replace("_", "-")
             raise AttsvmError(f"--{option} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)

@@ -50,7 +50,7 @@ def train_embeddings(
     data: Sequences,
     start: Embeddings,
     model: str = "one-layer",
-    schedule: AdamWPlan = AdamWPlan(),  # noqa: B008 (frozen)
+    schedule: AdamWPlan = AdamWPlan(),
     *,
     train_v: bool = True,
     seed: int = 0,

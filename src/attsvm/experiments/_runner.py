@@ -61,7 +61,7 @@ def run_experiments(
     root: Path,
     *,
     quick: bool = False,
-    backend: Backend = Backend(),  # noqa: B008 (frozen)
+    backend: Backend = Backend(),
     device: str = "cpu",
     sources: Mapping[str, Source] | None = None,
     report: Report = lambda batch: None,

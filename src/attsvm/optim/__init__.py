@@ -7,12 +7,14 @@ from attsvm.optim._from_torch import from_torch
 from attsvm.optim._groups import describe_groups, param_groups
 from attsvm.optim._mirror_adam import MirrorAdam, mirror_adam
 from attsvm.optim._mirror_descent import MirrorDescent, mirror_descent
+from attsvm.optim._mirror_muon import MirrorMuon, mirror_muon
 from attsvm.optim._pruning import GradualPruning
 
 __all__ = [
     "GradualPruning",
     "MirrorAdam",
     "MirrorDescent",
+    "MirrorMuon",
     "SparsityReport",
     "SparsityRow",
     "describe_groups",
@@ -22,6 +24,7 @@ __all__ = [
     "load_export",
     "mirror_adam",
     "mirror_descent",
+    "mirror_muon",
     "param_groups",
     "prune",
     "sparsity_report",

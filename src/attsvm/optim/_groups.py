@@ -16,14 +16,15 @@ from attsvm.errors import AttsvmError
 from attsvm.optim._checks import check_p
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import MirrorDescent
+from attsvm.optim._mirror_muon import MirrorMuon
 from attsvm.optim._shards import local
 
 __all__ = ["describe_groups", "param_groups"]
 
 KINDS = ("attention", "matrices", "embeddings", "vectors")
 # Options that a group may have: those of the optimizers that take these groups.
-OPTIONS = {name for made in (MirrorAdam, MirrorDescent, AdamW, SGD) for name in inspect.signature(made).parameters}
-OPTIONS -= {"params"}
+TAKERS = (MirrorAdam, MirrorDescent, MirrorMuon, AdamW, SGD)
+OPTIONS = {name for made in TAKERS for name in inspect.signature(made).parameters} - {"params"}
 
 # The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
 _ONE_OF_THREE = (

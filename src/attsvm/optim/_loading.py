@@ -22,7 +22,7 @@ Group = Mapping[str, Any]
 class Source(NamedTuple):
     """Whose states an optimizer takes beside its own."""
 
-    name: str  # of the optimizer in torch
+    name: str | None  # of the optimizer in torch
     shared: str  # an option that both have, and no other mirror optimizer
     theirs: str  # one that tells it from others in torch
     states: frozenset[str]
@@ -67,9 +67,9 @@ def check_states(
         known = source.states & state.keys()
         if known and known != source.states:
             raise _others(source, ours)
-        for entry in (MIRROR, REST, MASK, *sorted(source.states - {"step"})):
-            value = state.get(entry)
-            if isinstance(value, Tensor) and (value.shape != param.shape or local(value).shape != local(param).shape):
+        for entry, value in state.items():
+            of_entries = entry != "step" and isinstance(value, Tensor)
+            if of_entries and (value.shape != param.shape or local(value).shape != local(param).shape):
                 raise AttsvmError(
                     f"the saved {entry} of parameter {i if name is None else name} has shape "
                     f"{_shape(value)}, but the parameter has {_shape(param)}: "
@@ -83,7 +83,5 @@ def _shape(t: Tensor) -> str:
 
 
 def _others(source: Source, ours: str) -> AttsvmError:
-    return AttsvmError(
-        f"{ours} takes its own states and those of torch.optim.{source.name}, but this is another optimizer's: "
-        "begin without it."
-    )
+    known = "" if source.name is None else f" and those of torch.optim.{source.name}"
+    return AttsvmError(f"{ours} takes its own states{known}, but this is another optimizer's: begin without it.")

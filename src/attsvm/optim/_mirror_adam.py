@@ -90,8 +90,8 @@ class MirrorAdam(MirrorOptimizer):
         p: the exponent, 1 < p < inf.
         weight_decay: factor :math:`\lambda`; the default is AdamW's.
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
-        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
-            (``"weight"``). For p = 2 they are the same, the proximal step.
+        l1_of: what is thresholded: the weight after the step (``"weight"``) or θ (``"mirror"``, the exact composite
+            mirror step). For p = 2 they are the same, the proximal step.
         moments_of: whose gradient m and v are of: the weight's (``"weight"``) or θ's (``"mirror"``), which is
             :math:`g_t\,dW/d\theta = g_t\,|W|^{2-p}/(p-1)`. With ``"mirror"``, p = 1 + 1/α and no weight decay, this is
             powerprop (Schwarz et al., 2021), the reparametrisation W = φ\|φ\|^(α−1), under Adam. Use it with gradual
@@ -130,7 +130,7 @@ class MirrorAdam(MirrorOptimizer):
         weight_decay: float = 1e-2,
         *,
         l1: float = 0.0,
-        l1_of: str = "mirror",
+        l1_of: str = "weight",
         moments_of: str = "weight",
         keep_mirror: bool = True,
         maximize: bool = False,
@@ -235,7 +235,7 @@ def mirror_adam(
     maximize: bool,
     masks: Masks = (),
     l1: float = 0.0,
-    l1_of: str = "mirror",
+    l1_of: str = "weight",
     moments_of: str = "weight",
     watch: Watch | None = None,
 ) -> None:

@@ -98,8 +98,8 @@ class MirrorDescent(MirrorOptimizer):
             by the norm of the whole group (``"group"``), before momentum. The norm of a sharded parameter (FSDP2,
             DTensor) is the norm of the whole parameter. A gradient of 0 makes no step.
         l1: strength :math:`\mu` of an ℓ1 penalty: a soft threshold by :math:`\gamma\mu` in every step.
-        l1_of: what is thresholded: θ (``"mirror"``, the exact composite mirror step) or the weight after the step
-            (``"weight"``). For p = 2 they are the same, the proximal step.
+        l1_of: what is thresholded: the weight after the step (``"weight"``) or θ (``"mirror"``, the exact composite
+            mirror step). For p = 2 they are the same, the proximal step.
         keep_mirror: False computes θ from the weight in every step and keeps neither θ nor its roundings. The state is
             then as small as SGD's, and the step is slower. It needs float32 or float64 weights; a weight whose next θ
             is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
@@ -134,7 +134,7 @@ class MirrorDescent(MirrorOptimizer):
         weight_decay: float = 0.0,
         normalize: str | None = None,
         l1: float = 0.0,
-        l1_of: str = "mirror",
+        l1_of: str = "weight",
         keep_mirror: bool = True,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -217,7 +217,7 @@ def mirror_descent(
     maximize: bool,
     masks: Masks = (),
     l1: float = 0.0,
-    l1_of: str = "mirror",
+    l1_of: str = "weight",
     watch: Watch | None = None,
 ) -> None:
     """The arithmetic of :class:`MirrorDescent`.

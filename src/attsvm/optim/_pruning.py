@@ -113,6 +113,7 @@ class GradualPruning:
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
         if self._mirror is None:
+            self.optimizer.register_step_pre_hook(lambda *_: self._mask_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self._apply())
         self.count = 0
         if self.first == 0:
@@ -128,13 +129,17 @@ class GradualPruning:
     def step(self) -> None:
         """Call it after every step of the optimizer."""
         self.count += 1
-        due = (self.count - self.first) % self.every == 0 or self.count == self.last
-        if due and self.first <= self.count <= self.last:
-            share = self.scheduled(self.count)
-            if self.regrow > 0 and self.count < self.last:
-                self._exchange(share)
-            else:
-                self._prune(share)
+        if self._exchanges(self.count):
+            self._exchange(self.scheduled(self.count))
+        elif self._is_due(self.count):
+            self._prune(self.scheduled(self.count))
+
+    def _is_due(self, count: int) -> bool:
+        due = (count - self.first) % self.every == 0 or count == self.last
+        return due and self.first <= count <= self.last
+
+    def _exchanges(self, count: int) -> bool:
+        return self.regrow > 0 and count < self.last and self._is_due(count)
 
     def masks(self) -> dict[Tensor, Tensor]:
         """The mask of every pruned parameter: True is kept."""
@@ -163,6 +168,14 @@ class GradualPruning:
 
     def _mask(self, param: Tensor) -> Tensor | None:
         return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
+
+    @torch.no_grad()
+    def _mask_gradients(self) -> None:
+        """Before a step: where the gradients of pruned entries would steer the others, as in Muon's polar factor. An
+        exchange needs them as they are."""
+        if not self._exchanges(self.count + 1):
+            rows = [(mask, param.grad) for param, mask in self._masks.items() if param.grad is not None]
+            zero_pruned([local(mask) for mask, _ in rows], [local(grad) for _, grad in rows])
 
     @torch.no_grad()
     def _apply(self) -> None:
@@ -302,7 +315,7 @@ def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
 
 def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None, structure: str | None) -> list[tuple[str, Tensor]]:
     """What to prune, with names."""
-    ours = ("attention",) if structure == "head" else ("attention", "matrices")
+    ours = ("attention",) if structure == "head" else ("attention", "matrices", "heads")
     wanted = None if params is None else {id(param) for param in params}
     found = []
     for number, group in enumerate(optimizer.param_groups):

@@ -25,6 +25,20 @@ def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def through_whole(like: Tensor, part: Tensor, back: bool = False) -> Tensor:
+    """From a rank's part of a tensor that is sharded as `like` to the whole or, with `back`, from the whole to the
+    part; `part` itself if `like` is not sharded. All ranks must call this."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = like.device_mesh, like.placements  # pyright: ignore[reportAttributeAccessIssue]
+    if not back:
+        return DTensor.from_local(part, mesh, placements, shape=like.shape, stride=like.stride()).full_tensor()
+    everywhere = DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim)
+    return everywhere.redistribute(placements=placements).to_local()
+
+
 def gradient(param: Tensor) -> Tensor:
     """The gradient, sharded as the parameter is."""
     grad: Any = param.grad

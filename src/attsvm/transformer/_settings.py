@@ -14,21 +14,22 @@ from torch import nn
 from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError, describe
 from attsvm.models import GPT, TextTransformer, ViT
-from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon, param_groups
 from attsvm.transformer._data import Data, Images, Texts
 
 LENGTH = 512
 """The default of TextTransformer."""
 SCHEDULES = ("constant", "cosine")
 _LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of")
-OPTIMIZERS = ("mirror-descent", "mirror-adam", "sgd", "adam", "adamw")
+MIRROR = {"mirror-descent": MirrorDescent, "mirror-adam": MirrorAdam, "mirror-muon": MirrorMuon}
+OPTIMIZERS = (*MIRROR, "sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True)
 class Settings:
     """A training run.
 
-    optimizer      mirror-descent, mirror-adam, sgd, adam or adamw
+    optimizer      mirror-descent, mirror-adam, mirror-muon, sgd, adam or adamw
     p              exponent of the mirror optimizers
     lr             step size; the largest, if it is scheduled
     schedule       "constant", or "cosine": lr falls to 0 along half a cosine until the last epoch ends
@@ -36,7 +37,7 @@ class Settings:
     clip           largest norm of all gradients together; 0 is no bound
     sparsity       share of the matrices' entries that gradual pruning sets to 0, for good
     groups         "all": p for every weight, as in the paper; "matrices": p for matrices, 2 for embeddings and vectors.
-                   Empty is "all" for mirror-descent and "matrices" for mirror-adam.
+                   Empty is "all" for mirror-descent and "matrices" for the others.
     momentum       of mirror-descent and sgd
     moments_of     of mirror-adam: whose gradient the moments are of, the "weight"'s or the "mirror" variable's
     weight_decay   None is the optimizer's own default
@@ -92,6 +93,8 @@ class Settings:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
         if self.moments_of == "mirror" and (self.optimizer != "mirror-adam" or self.groups == "all"):
             raise AttsvmError('moments_of="mirror" is for mirror-adam on matrices: a bias of 0 would stay 0.')
+        if self.optimizer == "mirror-muon" and self.groups == "all":
+            raise AttsvmError('mirror-muon takes groups="matrices": a bias of 0 would stay 0.')
         for name in ("grouped", "bf16", "compile"):
             if not isinstance(value := getattr(self, name), bool):
                 raise AttsvmError(f"{name} must be True or False, but got {describe(value)}.")
@@ -154,7 +157,7 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
         # fused: one kernel for all weights. Not on the CPU, where foreach is as fast and older.
         return kind(model.parameters(), fused=next(model.parameters()).is_cuda or None, **options)
     groups = settings.groups or ("all" if name == "mirror-descent" else "matrices")
-    mirror: Callable[..., torch.optim.Optimizer] = MirrorDescent if name == "mirror-descent" else MirrorAdam
+    mirror: Callable[..., torch.optim.Optimizer] = MIRROR[name]
     if groups == "all":
         return mirror(model.parameters(), p=settings.p, **options)
     if name == "mirror-adam":
