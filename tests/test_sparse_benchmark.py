@@ -87,6 +87,7 @@ METHODS = (
     {"method": "adamw"},
     {"method": "muon"},
     {"method": "muon", "options": {"p": 1.5}},
+    {"method": "muon", "options": {"gradients": "dense"}},
     {"method": "mirror-muon", "options": {"p": 1.5, "head_lr": 0.01}},
     {"method": "mirror", "options": {"p": 1.1}},
     {"method": "mirror", "options": {"p": 1.5, "l1": 0.05}},

@@ -229,6 +229,8 @@ def pruning_of(run: Run, sparsity: float) -> GradualPruning | None:
         schedule |= {"initial": sparsity, "start": 0.0, "regrow": 0.3, "scope": "layer"}
     schedule |= {name: family.options[name] for name in ("regrow", "scope", "structure") if name in family.options}
     pruning = GradualPruning(run.optimizers[0], sparsity, run.total, **schedule)
+    if family.options.get("gradients") == "dense":  # those of pruned entries reach the optimizer
+        run.optimizers[0]._optimizer_step_pre_hooks.clear()
     scores = {"first order": _first_order, "margin": partial(_by_margin, run)}
     if by := family.options.get("by"):
         score = scores[str(by)]

@@ -13,19 +13,23 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Axes, Series
+from attsvm.experiments._draw import SERIES, SKY, Axes, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.transformers import interval
 
 __all__ = [
+    "ADVISED",
     "BARS",
     "CORPORA",
+    "METHODS",
+    "MIRROR_MUON",
     "OTHERS",
     "OURS",
     "POWERPROP",
     "SEEDS",
     "SHARES",
     "SOURCE",
+    "UNMASKED",
     "by_penalty",
     "chosen_rate",
     "curves",
@@ -48,8 +52,22 @@ BARS = {0.95: 0.04, 0.98: 0.08}
 
 OURS = ("MirrorAdam p = 1.1", "MirrorAdam p = 1.25", "MirrorAdam p = 1.5")
 POWERPROP = "powerprop, alpha = 10"
-OTHERS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, "RigL")
-"""Methods with pruning. Powerprop is MirrorAdam with ``moments_of="mirror"``, p = 1 + 1/alpha and no weight decay."""
+MIRROR_MUON = "MirrorMuon p = 1.5"
+UNMASKED = "Muon, gradients = dense"
+ADVISED = ("AdamW", "Muon", MIRROR_MUON, POWERPROP)
+OTHERS = ("powerprop, alpha = 2", "RigL", UNMASKED)
+METHODS = (*ADVISED, *OURS, *OTHERS)
+"""Methods with pruning. Powerprop is MirrorAdam with ``moments_of="mirror"``, p = 1 + 1/alpha and no weight decay. In
+the last one gradients of pruned entries reach Muon's orthogonal factor."""
+TITLES = {
+    "adamw": "AdamW",
+    "muon": "Muon",
+    "mirror-muon": "MirrorMuon",
+    "mirror": "MirrorAdam",
+    "rigl": "RigL",
+    "adabreg": "AdaBreg",
+    "padam": "pAdam",
+}
 
 CORPORA: dict[str, dict[str, Any]] = {
     "GPT on IMDB": {"corpus": "imdb", "clip": 1.0, "tied": False, "init": "torch"},
@@ -62,7 +80,13 @@ NEAR = 0.03
 """A penalty's share of zeros counts as one that is asked for if it is so near."""
 LOOKS: dict[str, Series] = {"AdamW": SERIES[0], "MirrorAdam p = 1.1": SERIES[1]}
 """The same in all panels."""
-FREE = (*SERIES[2:], Series("0.4", "--", "P"), Series("0.6", ":", "X"))
+FREE = (
+    *SERIES[2:],
+    Series(SKY, "-", "h"),
+    Series("0.4", "--", "P"),
+    Series("0.6", ":", "X"),
+    Series("0.75", "-.", "*"),
+)
 """Of the other methods in a panel, in their order."""
 
 Row = dict[str, Any]
@@ -92,8 +116,12 @@ def from_rows(*, trials: int = len(SEEDS), **facts: Any) -> Experiment:
 def method_of(row: Row) -> str:
     """The name of a method, with its options."""
     options = dict(row["options"])
-    titles = {"adamw": "AdamW", "muon": "Muon", "mirror": "MirrorAdam", "rigl": "RigL", "adabreg": "AdaBreg"}
-    title = {**titles, "padam": "pAdam"}.get(row["method"], str(row["method"]))
+    title = TITLES.get(row["method"], str(row["method"]))
+    if row["method"] == "mirror-muon" and row["note"] in ("main", "tune"):  # a part of its tuning
+        options = {name: value for name, value in options.items() if name not in ("head_lr", "scope")}
+    if row["method"] == "mirror" and "l1" in options and options["p"] != 2:  # there θ is W
+        of = {"mirror": "θ", "weight": "W"}[options.pop("l1_of", "mirror")]
+        options[f"l1 of {of}"] = options.pop("l1")
     named = [f" p = {options.pop('p'):g}"] if "p" in options else []
     values = ((name, f"{value:g}" if isinstance(value, float) else value) for name, value in sorted(options.items()))
     return title + "".join([*named, *(f", {name} = {value}" for name, value in values)])

@@ -9,10 +9,10 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import CORPORA, OTHERS, OURS, POWERPROP, curves, from_rows, leads, read, share_axis
+from attsvm.experiments.sparse_rows import CORPORA, OURS, POWERPROP, curves, from_rows, leads, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
-METHODS = tuple(method for method in (*OTHERS, *OURS) if method != "RigL")
+METHODS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, *OURS)
 SHARES = (0.0, 0.5, 0.7, 0.8, 0.9)
 BARS = {0.7: 0.1}
 """So much lower than AdamW's the loss should be, by share of zeros."""
