@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from two_processes import run_pair
 
-from attsvm.optim import MirrorAdam, MirrorDescent, lightning_pruning, param_groups, trainer_pruning
+from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, lightning_pruning, param_groups, trainer_pruning
 
 # What these packages warn of (no GPU, few workers, deprecations of their own) is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 MAKERS = {
     "adam": lambda model: MirrorAdam(param_groups(model, p=1.1, lr=2e-3)),
     "descent": lambda model: MirrorDescent(param_groups(model, p=1.1, lr=0.02), momentum=0.9),
+    "muon": lambda model: MirrorMuon(param_groups(model, p=1.5, lr=5e-3)),
 }
 make_all = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 

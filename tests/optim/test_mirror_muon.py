@@ -141,6 +141,33 @@ def test_a_run_resumes_bit_for_bit_and_a_pickled_optimizer_takes_more_groups(tmp
     assert [group["muon"] for group in pickled.param_groups[-2:]] == [True, False]
 
 
+def test_a_pruned_run_resumes_bit_for_bit_with_exact_zeros(tmp_path) -> None:
+    def start() -> tuple[nn.Sequential, MirrorMuon, GradualPruning]:
+        model = network()
+        optimizer = MirrorMuon(param_groups(model, p=1.5), lr=0.02)
+        return model, optimizer, GradualPruning(optimizer, 0.6, total_steps=12, start=0.1, end=0.8, every=2)
+
+    def advance(model: nn.Sequential, optimizer: MirrorMuon, pruning: GradualPruning, steps: range) -> None:
+        for step in steps:
+            fit(model, optimizer, range(step, step + 1))
+            pruning.step()
+
+    model, optimizer, pruning = start()
+    advance(model, optimizer, pruning, range(6))
+    torch.save([model.state_dict(), optimizer.state_dict(), pruning.state_dict()], tmp_path / "saved")
+    advance(model, optimizer, pruning, range(6, 12))
+    again = start()
+    for part, state in zip(again, torch.load(tmp_path / "saved", weights_only=True)):
+        part.load_state_dict(state)
+    advance(*again, range(6, 12))
+    assert same(model, again[0])
+    assert pruning.achieved() == pytest.approx(0.6, abs=0.01)
+    for w, mask in pruning.masks().items():
+        states = [v for name, v in optimizer.state[w].items() if name != "mask" and v.shape == w.shape]
+        assert len(states) >= 2
+        assert all((value[~mask] == 0).all() for value in [w.detach(), *states])
+
+
 def test_states_of_other_optimizers_are_refused() -> None:
     w = nn.Parameter(torch.ones(4, 4))
     for other in (MirrorAdam([w]), torch.optim.Muon([w])):
