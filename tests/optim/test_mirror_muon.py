@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -58,6 +59,35 @@ def test_hidden_matrices_are_muon_on_the_parameter_of_powerprop(alpha: int, shap
     assert (expected - start).abs().max() > 0.02
 
 
+def test_the_momentum_may_be_of_the_weights_gradient() -> None:
+    start, lr = 0.3 * gradients(6, 9, count=1)[0], 0.02
+    theta, buffer = start.sign() * start.abs().sqrt(), torch.zeros(6, 9, dtype=torch.float64)
+    for grad in gradients(6, 9):
+        buffer = 0.95 * buffer + 0.05 * grad
+        theta -= lr * 0.2 * 3 * plain_factor(0.95 * buffer + 0.05 * grad)
+    w = nn.Parameter(start.clone())
+    found = trained(w, MirrorMuon([w], lr=lr, p=1.5, moments_of="weight"), gradients(6, 9))
+    torch.testing.assert_close(found, theta * theta.abs())
+
+
+def test_without_a_kept_mirror_variable_it_makes_the_same_steps() -> None:
+    start, found = 0.3 + 0.1 * gradients(6, 9, count=1)[0], []
+    for kept in (True, False):
+        w = nn.Parameter(start.float())
+        optimizer = MirrorMuon([w], lr=0.02, p=1.5, keep_mirror=kept)
+        found.append(trained(w, optimizer, gradients(6, 9)).clone())
+        assert ("mirror" in optimizer.state[w]) == kept
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_gradient_of_0_makes_no_step_and_what_is_empty_is_left() -> None:
+    w, nothing = nn.Parameter(torch.eye(4)), nn.Parameter(torch.empty(0, 4))
+    optimizer = MirrorMuon([w, nothing], lr=0.1, p=1.5)
+    w.grad, nothing.grad = torch.zeros_like(w), torch.zeros_like(nothing)
+    optimizer.step()
+    assert torch.equal(w.detach(), torch.eye(4))
+
+
 def test_at_p_2_it_is_muon_of_torch() -> None:
     start, grads = gradients(24, 16, count=1)[0].float(), gradients(24, 16)
     mine, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -110,6 +140,7 @@ def test_what_takes_which_step() -> None:
     assert sorted(map(id, every)) == sorted(id(param) for param in model.parameters())
     pruned = GradualPruning(optimizer, 0.5, total_steps=10).params
     assert any(param is model.head.weight for param in pruned)
+    assert not MirrorMuon([{"params": [nn.Parameter(torch.ones(4, 4))], "name": "vectors"}]).param_groups[0]["muon"]
     # A convolution is a matrix of its outputs; a group may be kept out.
     conv, linear = nn.Conv2d(4, 8, 3), nn.Linear(8, 8)
     optimizer = MirrorMuon([{"params": conv.parameters()}, {"params": linear.parameters(), "muon": False}])
@@ -194,14 +225,17 @@ def test_options_are_checked(option: dict, message: str) -> None:
         MirrorMuon([nn.Parameter(torch.ones(4, 4))], **option)
 
 
-def makers() -> list:
+def makers() -> list[Callable[[nn.Parameter], torch.optim.Optimizer]]:
     def torch_muon(w: nn.Parameter) -> torch.optim.Optimizer:
         return torch.optim.Muon([{"params": [w], "name": "matrices"}], lr=0.02)
 
-    return [torch_muon, lambda w: MirrorMuon([{"params": [w], "name": "matrices"}], lr=0.02)]
+    def mirror_muon(p: float) -> Callable[[nn.Parameter], torch.optim.Optimizer]:
+        return lambda w: MirrorMuon([{"params": [w], "name": "matrices"}], lr=0.02, p=p)
+
+    return [torch_muon, mirror_muon(1.5), mirror_muon(2)]
 
 
-@pytest.mark.parametrize("make", makers(), ids=["torch", "mirror"])
+@pytest.mark.parametrize("make", makers(), ids=["torch", "p = 1.5", "p = 2"])
 def test_gradients_of_pruned_entries_do_not_steer_the_others(make) -> None:
     start = 0.3 * gradients(12, 8, count=1)[0].float()
     found = []
