@@ -3,12 +3,12 @@
     python benchmarks/sparse/corpora.py DATA OUT
 
 reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
-writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz. Splits: "train"; "validation", by
-which settings are chosen; "test", which is reported. IMDB's validation and test are 1,500 texts each of its test split,
-drawn once, none of which is in its train split. IMDB is cut into BERT's word pieces; WikiText-2 into 4,096 byte pairs
-learnt from its train split, so that the head is small. For the classifier IMDB's texts are their first 256 word pieces;
-2,500 train texts are for validation, and 10,000 of the test split are tested. CIFAR-10's images are averaged to 16 × 16
-pixels; 5,000 of its train images are for validation.
+writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/wikitext-characters.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz.
+Splits: "train"; "validation", by which settings are chosen; "test", which is reported. IMDB's validation and test are
+1,500 texts each of its test split, drawn once, none of which is in its train split. IMDB is cut into BERT's word
+pieces; WikiText-2 into 4,096 byte pairs learnt from its train split, so that the head is small. For the classifier
+IMDB's texts are their first 256 word pieces; 2,500 train texts are for validation, and 10,000 of the test split are
+tested. CIFAR-10's images are averaged to 16 × 16 pixels; 5,000 of its train images are for validation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ DRAWN = 1500
 LENGTH, HELD_OUT, TESTED = 256, 2500, 10000
 SEPARATOR, UNKNOWN = "[SEP]", "[UNK]"
 BYTE_PAIRS = 4096
+CHARACTERS = 2_000_000  # of a split
 
 
 def imdb_texts(path: Path) -> dict[str, list[str]]:
@@ -65,6 +66,12 @@ def imdb_labels(path: Path, pieces: Tokenizer) -> dict[str, np.ndarray]:
 def _labelled(samples: np.ndarray, labels: np.ndarray, where: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     pairs = ({name: samples[i], f"{name}_labels": labels[i]} for name, i in where.items())
     return {name: array for pair in pairs for name, array in pair.items()}
+
+
+def characters(texts: list[str], most: int) -> np.ndarray:
+    """The first characters below 128 of all texts, one behind another, each text followed by a line feed."""
+    joined = "".join(text + "\n" for text in texts)
+    return np.frombuffer(joined.encode("ascii", "ignore")[:most], dtype=np.uint8).astype(np.uint16)
 
 
 def wikitext(folder: Path) -> dict[str, list[str]]:
@@ -136,6 +143,8 @@ def main(data: Path, out: Path) -> None:
         streams = {split: encode(texts, pieces) for split, texts in splits.items()}
         np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
         print(name, {split: len(stream) for split, stream in streams.items()})
+    streams = {split: characters(texts, CHARACTERS) for split, texts in wiki.items()}
+    np.savez_compressed(out / "wikitext-characters.npz", **streams)  # pyright: ignore[reportArgumentType]
     labelled = {
         "imdb-labels": imdb_labels(data / "imdb.parquet", bert(data / "bert-base-uncased" / "tokenizer.json")),
         "cifar10-16": cifar10(data / "cifar10.parquet"),

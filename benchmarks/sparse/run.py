@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from samples import SHAPES, Corpus, Images, Samples, Shape, Texts
 from training import Family, loss_of, make_model, train_family
 
-SMALL = Shape(width=64, layers=2, heads=2, length=64, batch=32, every=25, vocabulary=128)  # of characters
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
 
 
@@ -130,7 +129,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             if family.corpus not in corpora:
                 corpora[family.corpus] = read_samples(arguments, family.corpus, device)
             corpus = corpora[family.corpus]
-            shape = TINY if arguments.tiny else SMALL if arguments.small else SHAPES[family.corpus]
+            shape = TINY if arguments.tiny else SHAPES[family.corpus]
             if family.width:
                 shape = replace(shape, width=family.width, heads=max(family.width // 64, 1))
             if "dropout" in family.options:
@@ -162,7 +161,6 @@ def main() -> None:
     parser.add_argument("--unfused", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--small", action="store_true", help="two layers of width 64, for characters on a CPU")
     parser.add_argument("--wait", action="store_true", help="wait for more lines of the plan until the time is over")
     arguments = parser.parse_args()
     mp.set_start_method("spawn")

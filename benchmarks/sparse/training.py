@@ -101,9 +101,10 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     if family.method in ("adamw", "rigl"):
         main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
-        main = Muon(_without_head(matrices, model, family), lr=lr, weight_decay=decay)
+        main = Muon(_head_apart(matrices, model, adam=family.rest_lr / lr), lr=lr, weight_decay=decay)
     elif family.method == "mirror-muon":
-        main = MirrorMuon(matrices, lr=lr, head_lr=float(o["head_lr"]), fused=fused and on_cuda)
+        groups = _head_apart(matrices, model, muon=False, p=matrices[0]["p"], lr=float(o["head_lr"]))
+        main = MirrorMuon(groups, lr=lr, fused=fused and on_cuda)
     elif family.method == "mirror":
         l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
         main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
@@ -146,9 +147,9 @@ def make_model(shape: Shape, tied: bool) -> Model:
     return GPT(**common, tied=tied)
 
 
-def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Family) -> list[dict[str, Any]]:
-    """Muon is for hidden matrices: a head of its own gets Adam's step at the rate of the rest, inside Muon, so that it
-    is pruned with the others."""
+def _head_apart(matrices: list[dict[str, Any]], model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """Muon is for hidden matrices: a head of its own gets Adam's step, in the same optimizer, so that it is pruned with
+    the others."""
     assert isinstance(model, Model)
     if model.head is None:
         return matrices
@@ -156,7 +157,7 @@ def _without_head(matrices: list[dict[str, Any]], model: nn.Module, family: Fami
     for group in matrices:
         hidden = [w for w in group["params"] if w is not head]
         groups.append({**{k: v for k, v in group.items() if k != "param_names"}, "params": hidden})
-    return [*groups, {"params": [head], "name": "matrices", "adam": family.rest_lr / family.lr}]
+    return [*groups, {"params": [head], "name": "matrices", **options}]
 
 
 def start_model(shape: Shape, family: Family) -> Model:

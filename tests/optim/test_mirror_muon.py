@@ -105,9 +105,8 @@ def test_long_matrices_take_adams_step_of_the_same_parameter() -> None:
         phi.grad = alpha * phi.detach().abs() * grad
         adam.step()
     w = nn.Parameter(start.clone())
-    optimizer = MirrorMuon([w], lr=1.0, head_lr=lr, p=1.5, muon=True)
-    assert [group["muon"] for group in optimizer.param_groups] == [False]
-    optimizer.param_groups[0]["lr"] = lr
+    optimizer = MirrorMuon([w], lr=1.0, head_lr=lr, p=1.5)
+    assert [(group["name"], group["muon"]) for group in optimizer.param_groups] == [("heads", False)]
     found = trained(w, optimizer, gradients(2, 40))
     torch.testing.assert_close(found, (phi * phi.abs()).detach())
 
@@ -149,6 +148,17 @@ def test_what_takes_which_step() -> None:
         (1, False),
         (2, False),
     ]
+
+
+def test_a_model_may_come_without_groups() -> None:
+    """Biases at 0 move all the same."""
+    model = network()
+    nn.init.zeros_(model[0].bias)
+    optimizer = MirrorMuon(model.parameters(), lr=0.02, p=1.5)
+    found = [(group.get("name"), group["muon"], group["p"], len(group["params"])) for group in optimizer.param_groups]
+    assert found == [(None, True, 1.5, 2), ("vectors", False, 2.0, 2)]
+    fit(model, optimizer, range(3))
+    assert (model[0].bias != 0).all()
 
 
 def test_a_run_resumes_bit_for_bit_and_a_pickled_optimizer_takes_more_groups(tmp_path) -> None:

@@ -48,7 +48,8 @@ class MirrorMuon(MirrorAdam):
     Which step a parameter takes is decided when its group is added. Hidden matrices are those of groups that are not
     called "embeddings" or "vectors" (as :func:`param_groups` names them) and that are at most ten times as long as
     wide; convolutions count as matrices of their outputs. Longer matrices, such as the head of a language model, become
-    a group "heads" of their own; it takes Adam's step, as Muon's authors advise.
+    a group "heads" of their own, and vectors among them a group "vectors" with p = 2. They take Adam's step, as Muon's
+    authors advise.
 
     Masks are applied to the gradient before it is orthogonalised. The state is θ and a momentum for hidden matrices.
     Sharded matrices (FSDP2) are gathered for the orthogonal factor, one after another.
@@ -123,21 +124,25 @@ class MirrorMuon(MirrorAdam):
         MirrorOptimizer.__init__(self, params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and one more of those of its matrices that are not hidden."""
+        """Add a group, and others of its heads and vectors, which take Adam's step."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        group = self.param_groups.pop()
         if group["muon"] is None:
             group["muon"] = group.get("name") not in ("embeddings", "vectors")
-        hidden = [group["muon"] and _is_hidden(param) for param in group["params"]]
-        group["muon"] = any(hidden)
-        if not group["muon"] or all(hidden):
-            return
-        columns = [name for name in ("params", "param_names") if name in group]
-        others = {c: [value for value, here in zip(group[c], hidden) if not here] for c in columns}
-        group.update({c: [value for value, here in zip(group[c], hidden) if here] for c in columns})
-        lr = group["lr"] if group["head_lr"] is None else group["head_lr"]
-        lr = lr.clone() if isinstance(lr, Tensor) else lr  # schedulers write into it
-        self.param_groups.append({**group, **others, "name": "heads", "muon": False, "lr": lr})
+        columns = {name: group[name] for name in ("params", "param_names") if name in group}
+        kinds = [_kind(param) if group["muon"] else "others" for param in group["params"]]
+        apart = {"muon": False, "lr": _own(group["lr"])}
+        of_kinds: dict[str, dict[str, Any]] = {
+            "hidden": {},
+            "heads": {**apart, "name": "heads", **({} if group["head_lr"] is None else {"lr": _own(group["head_lr"])})},
+            # With moments of θ what starts at 0 would stay there.
+            "vectors": {**apart, "name": "vectors", **({"p": 2.0} if group["moments_of"] == "mirror" else {})},
+            "others": {},
+        }
+        for kind, own in of_kinds.items():
+            chosen = {c: [value for value, k in zip(values, kinds) if k == kind] for c, values in columns.items()}
+            if chosen["params"]:
+                self.param_groups.append({**group, **chosen, **own})
 
     def _check_options(self, group: dict[str, Any]) -> None:
         super()._check_options(group)
@@ -244,8 +249,13 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
     return x
 
 
-def _is_hidden(param: Tensor) -> bool:
+def _own(lr: float | Tensor) -> float | Tensor:
+    """Schedulers write into tensors: groups do not share one."""
+    return lr.clone() if isinstance(lr, Tensor) else lr
+
+
+def _kind(param: Tensor) -> str:
     if param.ndim < 2 or param.numel() == 0:
-        return False
+        return "vectors"
     rows, columns = param.shape[0], param.numel() // param.shape[0]
-    return max(rows, columns) <= LONGEST * min(rows, columns)
+    return "hidden" if max(rows, columns) <= LONGEST * min(rows, columns) else "heads"
