@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zeros_like
-from attsvm.optim._checks import check_at_least_zero, check_lr
+from attsvm.optim._checks import check_at_least_zero, check_lr, check_moments_of
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import mirror_descent
@@ -141,7 +141,7 @@ class MirrorMuon(MirrorAdam):
         }
         for kind, own in of_kinds.items():
             chosen = {c: [value for value, k in zip(values, kinds) if k == kind] for c, values in columns.items()}
-            if chosen["params"]:
+            if chosen["params"] or (not kinds and kind == "others"):  # a group may be empty
                 self.param_groups.append({**group, **chosen, **own})
 
     def _check_options(self, group: dict[str, Any]) -> None:
@@ -168,6 +168,7 @@ class MirrorMuon(MirrorAdam):
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
     ) -> None:
         if group["muon"]:  # no counters of steps
+            check_moments_of(group["moments_of"], group["p"])  # they may have been edited
             MirrorOptimizer._init_group(self, group, fused, params, weights, *columns)
         else:
             super()._init_group(group, fused, params, weights, *columns)
