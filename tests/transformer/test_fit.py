@@ -196,6 +196,7 @@ def test_no_cuda_is_said() -> None:
         ({"moments_of": "mirror"}, 'moments_of="mirror" is for mirror-adam on matrices'),
         ({"moments_of": "mirror", "optimizer": "mirror-adam", "groups": "all"}, "a bias of 0 would stay 0"),
         ({"optimizer": "mirror-muon", "groups": "all"}, "a bias of 0 would stay 0"),
+        ({"optimizer": "mirror-muon", "p": 3}, "mirror-muon takes p from 1 to 2"),
         ({"bf16": "no"}, "bf16 must be True or False"),
         ({"sizes": None}, "sizes must map names to numbers"),
         ({"sizes": {"dropout": 2}}, "dropout must be a number between 0 and 1, but got int 2"),

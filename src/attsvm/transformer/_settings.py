@@ -93,6 +93,8 @@ class Settings:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
         if self.moments_of == "mirror" and (self.optimizer != "mirror-adam" or self.groups == "all"):
             raise AttsvmError('moments_of="mirror" is for mirror-adam on matrices: a bias of 0 would stay 0.')
+        if self.optimizer == "mirror-muon" and self.p > 2:
+            raise AttsvmError(f"mirror-muon takes p from 1 to 2, but got {self.p}.")
         if self.optimizer == "mirror-muon" and self.groups == "all":
             raise AttsvmError('mirror-muon takes groups="matrices": a bias of 0 would stay 0.')
         for name in ("grouped", "bf16", "compile"):
