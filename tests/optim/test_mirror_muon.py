@@ -235,6 +235,18 @@ def test_options_are_checked(option: dict, message: str) -> None:
         MirrorMuon([nn.Parameter(torch.ones(4, 4))], **option)
 
 
+def test_an_edited_p_is_checked_and_a_group_may_be_empty() -> None:
+    w = nn.Parameter(torch.ones(4, 4))
+    optimizer = MirrorMuon([w])
+    optimizer.add_param_group({"params": []})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 0]
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    optimizer.param_groups[0]["p"] = 3
+    with pytest.raises(AttsvmError, match="p ≤ 2"):
+        optimizer.step()
+
+
 def makers() -> list[Callable[[nn.Parameter], torch.optim.Optimizer]]:
     def torch_muon(w: nn.Parameter) -> torch.optim.Optimizer:
         return torch.optim.Muon([{"params": [w], "name": "matrices"}], lr=0.02)
