@@ -85,11 +85,11 @@ class OnlyNorm(Geometry):
 
 
 @dataclass(frozen=True)
-class HeavyBall(Rule):
+class Polyak(Rule):
     """Normalised gradient descent with momentum."""
 
     beta: float = 0.5
-    name: ClassVar[str] = "heavy-ball"
+    name: ClassVar[str] = "polyak"
 
     def start(self, W: Tensor) -> dict[str, Tensor]:
         return {"W": W, "momentum": torch.zeros_like(W)}
@@ -224,21 +224,21 @@ def test_what_is_missing_is_said_at_the_first_call(data: TokenData) -> None:
     with pytest.raises(AttsvmError, match="geometry only must define dual_norm"):
         solve(att_svm(data), OnlyNorm())
     with pytest.raises(AttsvmError, match="geometry only must define dual_norm to be judged by"):
-        verdict(Trajectory.of(data, torch.ones(5, 6, 6), OnlyNorm(), rule=HeavyBall()))
+        verdict(Trajectory.of(data, torch.ones(5, 6, 6), OnlyNorm(), rule=Polyak()))
 
 
 def test_own_rule_through_everything(data: TokenData, tmp_path: Path) -> None:
-    whole = train(data, steps=600, rule=HeavyBall(0.5))
+    whole = train(data, steps=600, rule=Polyak(0.5))
     judged = verdict(whole)
     assert (judged.misalignment < 0.05).all()
     assert not any(holds.any() for name, holds in judged.theorems.items() if "Theorem 7" in name)  # about GD
-    half = train(data, steps=250, rule=HeavyBall(0.5))
+    half = train(data, steps=250, rule=Polyak(0.5))
     half.save(tmp_path / "half.npz")
     loaded = Trajectory.load(tmp_path / "half.npz")
-    assert loaded.rule == HeavyBall(0.5)
-    assert torch.equal(train(data, steps=600, rule=HeavyBall(0.5), resume=loaded).W, whole.W)
+    assert loaded.rule == Polyak(0.5)
+    assert torch.equal(train(data, steps=600, rule=Polyak(0.5), resume=loaded).W, whole.W)
     with pytest.raises(AttsvmError, match="a run of the same kind"):
-        train(data, steps=600, rule=HeavyBall(0.6), resume=loaded)
+        train(data, steps=600, rule=Polyak(0.6), resume=loaded)
 
 
 def test_a_file_names_no_code(data: TokenData, tmp_path: Path) -> None:
@@ -316,9 +316,9 @@ def test_functions_that_return_something_else_are_named(data: TokenData) -> None
 
 
 def test_a_state_that_is_no_dict_is_named(data: TokenData) -> None:
-    class Bare(HeavyBall):
+    class Bare(Polyak):
         def start(self, W: Tensor) -> dict[str, Tensor]:
             return cast(Any, W)
 
-    with pytest.raises(AttsvmError, match="rule heavy-ball: start must return a dict of tensors by name"):
+    with pytest.raises(AttsvmError, match="rule polyak: start must return a dict of tensors by name"):
         attsvm.train(data, rule=Bare(), steps=2)
