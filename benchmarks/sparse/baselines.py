@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from attsvm.optim._mirror_muon import newton_schulz
+
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
@@ -94,7 +96,7 @@ class Muon(Optimizer):
                 least, most = sorted(w.shape)
                 by_shape.setdefault((least, most), []).append((w, update if wide else update.T, group))
         for (_, most), rows in by_shape.items():
-            orthogonal = newton_schulz(torch.stack([update for _, update, _ in rows]).bfloat16())
+            orthogonal = newton_schulz(torch.stack([update for _, update, _ in rows]).bfloat16(), steps=5)
             for (w, _, group), update in zip(rows, orthogonal):
                 update = update if w.shape == update.shape else update.T
                 moved = self.state[w].get("mirror", w)
@@ -122,13 +124,3 @@ class Muon(Optimizer):
             eps=EPS,
             maximize=False,
         )
-
-
-def newton_schulz(x: Tensor, steps: int = 5) -> Tensor:
-    """Roughly the orthogonal factor of each of a stack of wide matrices."""
-    a, b, c = 3.4445, -4.775, 2.0315
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
