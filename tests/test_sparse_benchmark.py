@@ -226,3 +226,22 @@ def test_two_of_four_neighbours_are_zero(tmp_path: Path) -> None:
     assert isinstance(model, training.GPT)
     fours = model.blocks[0].qkv.weight.detach().unflatten(-1, (-1, 4))  # type: ignore[union-attr]
     assert ((fours == 0).sum(-1) == 2).all()
+
+
+def test_of_penalties_the_best_with_enough_zeros_is_chosen() -> None:
+    entry = {"method": "mirror", "options": {"p": 1.5}, "lr": "zeros@0.9", "seed": 1, "sparsities": [0], "tuned": 3}
+
+    def tried(l1: float, lr: float, zeros: float, validation: float, **other: Any) -> dict[str, Any]:
+        options = {"p": 1.5, "l1": l1} | other.pop("more", {})
+        measured = {"zeros": zeros, "validation": validation, "sparsity": 0.0}
+        return {"method": "mirror", "options": options, "lr": lr, "seed": 0, "note": "strength"} | measured | other
+
+    rows = [tried(0.1, 1e-3, 0.5, 4.0), tried(0.4, 1e-3, 0.897, 4.5)]
+    assert run.families(entry, rows) == []  # not all were tried
+    rows += [tried(0.4, 2e-3, 0.93, 4.6)]
+    rows += [tried(0.4, 3e-3, 0.95, 4.1, seed=1), tried(0.4, 3e-3, 0.95, 4.1, note="main")]
+    rows += [tried(0.4, 3e-3, 0.95, 4.1, more={"l1_of": "weight"}), tried(0.4, 3e-3, 0.95, 4.1, corpus="wikitext-2")]
+    rows += [tried(0.5, 4e-3, 0.99, float("nan"))]
+    [family] = run.families(entry, rows)
+    assert (family.options, family.lr, family.seed) == ({"p": 1.5, "l1": 0.4}, 1e-3, 1)
+    assert run.families({**entry, "lr": "zeros@0.95"}, rows) == []  # none makes so many

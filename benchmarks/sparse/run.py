@@ -6,8 +6,9 @@
 
 A line of the plan is a Family. "lr" may be a list: the grid of rates to try, which grows while its best rate lies at
 its edge. "lr": "best@0.9" is the rate with the smallest validation loss among the rows of seed 0 with this method and
-these options at 90% zeros. Runs whose row is there are skipped, so that the plan is resumed after a stop, and it may
-grow while it is worked on.
+these options at 90% zeros. "lr": "zeros@0.9" is for penalties: strength and rate with the smallest validation loss
+among the rows of seed 0 with the note "strength" and at least 90% zeros (less half a percent). Runs whose row is there
+are skipped, so that the plan is resumed after a stop, and it may grow while it is worked on.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def families(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[Family]:
     lr = entry["lr"]
     if isinstance(lr, list):
         rates = grid(entry, rows)
+    elif isinstance(lr, str) and lr.startswith("zeros@"):
+        best = chosen_penalty(entry, float(lr.removeprefix("zeros@")), rows)
+        entry, rates = ({**entry, "options": best["options"]}, [best["lr"]]) if best else (entry, [])
     elif isinstance(lr, str):
         found = chosen({**entry, **entry.get("tuned_as", {})}, float(lr.removeprefix("best@")), rows)
         rates = [] if found is None else [found]
@@ -87,6 +91,23 @@ def chosen(entry: dict[str, Any], share: float, rows: list[dict[str, Any]]) -> f
     best = min(tried, key=lambda rate: tried[rate])
     inside = min(tried) < best < max(tried) or len(tried) >= entry.get("tuned", 4) + MOST_ADDED
     return best if inside else None
+
+
+STRENGTHS = ("l1", "decay")
+
+
+def chosen_penalty(entry: dict[str, Any], share: float, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the strengths and rates that were tried the one with the smallest loss among those with enough zeros."""
+
+    def same(row: dict[str, Any]) -> dict[str, Any]:
+        plain = {key: row.get(key, getattr(Family("", 0.0, 0), key)) for key in SAME if key != "options"}
+        return plain | {"options": {k: v for k, v in row.get("options", {}).items() if k not in STRENGTHS}}
+
+    tried = [row for row in rows if row["seed"] == 0 and row["note"] == "strength" and same(row) == same(entry)]
+    enough = [row for row in tried if row["zeros"] >= share - 0.005 and math.isfinite(row["validation"])]
+    if len(tried) < entry.get("tuned", 4) or not enough:
+        return None
+    return min(enough, key=lambda row: row["validation"])
 
 
 def grid(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[float]:

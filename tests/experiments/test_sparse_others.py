@@ -9,8 +9,8 @@ import pytest
 
 from attsvm.experiments import CATALOG, Rows
 from attsvm.experiments.catalog import sparse_lr
-from attsvm.experiments.catalog.sparse_wikitext import PENALTIES, PUSHED, TAUGHT
-from attsvm.experiments.sparse_rows import kept_rows, method_of
+from attsvm.experiments.catalog.sparse_wikitext import PUSHED, TAUGHT
+from attsvm.experiments.sparse_rows import PENALTIES, kept_rows, method_of
 
 pytest.importorskip("pyarrow.parquet")
 FOLDER = str(Path(__file__).parents[2] / "benchmarks/results/sparse")

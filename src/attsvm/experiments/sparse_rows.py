@@ -25,11 +25,13 @@ __all__ = [
     "MIRROR_MUON",
     "OTHERS",
     "OURS",
+    "PENALTIES",
     "POWERPROP",
     "SEEDS",
     "SHARES",
     "SOURCE",
     "UNMASKED",
+    "below",
     "by_penalty",
     "chosen_rate",
     "curves",
@@ -59,6 +61,16 @@ OTHERS = ("powerprop, alpha = 2", "RigL", UNMASKED)
 METHODS = (*ADVISED, *OURS, *OTHERS)
 """Methods with pruning. Powerprop is MirrorAdam with ``moments_of="mirror"``, p = 1 + 1/alpha and no weight decay. In
 the last one gradients of pruned entries reach Muon's orthogonal factor."""
+PENALTIES = (
+    "MirrorAdam p = 2, l1",
+    "MirrorAdam p = 1.5, l1 of θ",
+    "MirrorAdam p = 1.5, l1 of W",
+    "MirrorAdam p = 1.1, l1 of θ",
+    "MirrorAdam p = 1.1, l1 of W",
+    "AdaBreg",
+    "pAdam",
+)
+"""Methods whose zeros come from a penalty."""
 TITLES = {
     "adamw": "AdamW",
     "muon": "Muon",
@@ -210,6 +222,25 @@ def _curve(ax: Axes, rows: Rows, look: Series, label: str, value: str) -> None:
     for marks, face in ((fresh, look.colour), (~fresh, "white")):
         style: dict[str, Any] = {"color": look.colour, "markerfacecolor": face, "ms": 5, "capsize": 3}
         ax.errorbar(x[marks], mean[marks], np.nan_to_num(half[marks]), fmt=look.marker, ls="none", **style)
+
+
+def below(ax: Axes, rows: Rows, methods: Sequence[str], title: str) -> None:
+    """How far each method is below AdamW, seed by seed, where the bars are: means and 95% intervals."""
+    for (share, bar), look, shift in zip(BARS.items(), SERIES, (0.15, -0.15)):
+        base = rows.where(method="AdamW", sparsity=share)["test"]
+        ahead = [base - rows.where(method=method, sparsity=share)["test"] for method in methods]
+        there = [(i - shift, *interval(x[np.isfinite(x)])) for i, x in enumerate(ahead) if np.isfinite(x).sum() > 1]
+        if there:
+            y, mean, half = (np.array(column) for column in zip(*there))
+            label = f"{share:.0%} zeros; dashed: {bar:g}"
+            ax.errorbar(mean, y, xerr=half, fmt=look.marker, color=look.colour, ms=5, capsize=3, ls="none", label=label)
+        ax.axvline(bar, color=look.colour, ls="--", lw=0.8)
+    ax.axvline(0, color="0.6", lw=0.8)
+    for i, method in enumerate(methods):
+        ax.text(0.01, i, method, transform=ax.get_yaxis_transform(), fontsize=8, va="center")
+    left, right = ax.get_xlim()
+    ax.set(xlim=(left - 0.6 * (right - left), right), ylim=(len(methods) + 0.6, -0.6), yticks=[])
+    ax.set(xlabel="test loss below AdamW's", title=title)
 
 
 def share_axis(ax: Axes, title: str) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import UNMASKED, by_penalty, curves, exact_zeros, from_rows, read, share_axis
+from attsvm.experiments.sparse_rows import POWERPROP, by_penalty, curves, exact_zeros, from_rows, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
 CORPUS = {"corpus": "imdb-labels"}
-METHODS = ("AdamW", "MirrorAdam p = 1.1", UNMASKED)
+METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5", POWERPROP, "Muon")
 PENALTY = "MirrorAdam p = 2, l1"
 """L1-proximal AdamW."""
 SHARES = (0.0, 0.9, 0.98, 0.998)

@@ -17,6 +17,7 @@ from attsvm.experiments.sparse_rows import (
     MIRROR_MUON,
     OTHERS,
     OURS,
+    PENALTIES,
     POWERPROP,
     SHARES,
     by_penalty,
@@ -41,16 +42,6 @@ PUSHED: dict[str, str] = {
     TAUGHT_POWERPROP: "Muon, then powerprop, distilled",
 }
 """Combined methods, as runs are named and as people say it."""
-PENALTIES = (
-    "MirrorAdam p = 2, l1",
-    "MirrorAdam p = 1.5, l1 of θ",
-    "MirrorAdam p = 1.5, l1 of W",
-    "MirrorAdam p = 1.1, l1 of θ",
-    "MirrorAdam p = 1.1, l1 of W",
-    "AdaBreg",
-    "pAdam",
-)
-"""Methods whose zeros come from a penalty."""
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
