@@ -293,6 +293,8 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
             ["synthetic", "--optimizer", "mirror-adam", "--momentum", "0.9"],
             "--momentum is for mirror-descent",
         ),
+        (["synthetic", "--scope", "relative"], "set sparsity as well"),
+        (["synthetic", "--optimizer", "sgd", "--rest-lr", "1e-3"], "--rest-lr is for .* --optimizer is sgd"),
         (["synthetic", "--moments-of", "mirror"], "--moments-of is for mirror-adam, but --optimizer is mirror-descent"),
         (
             ["synthetic", "--optimizer", "adamw", "--p", "1.1"],

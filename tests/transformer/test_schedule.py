@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from attsvm import AttsvmError
 from attsvm.cli._app import app
 from attsvm.models import GPT
+from attsvm.optim import param_groups
 from attsvm.transformer import Reached, Settings, evaluate, fit, load_model, synthetic_sentiment, tiny_images
 from attsvm.transformer._settings import make_model, make_optimizer
 
@@ -48,7 +49,7 @@ def test_the_optimizer_steps_at_the_scheduled_rate() -> None:
 CHAINED = {"optimizer": "mirror-adam", "moments_of": "mirror"}
 
 
-MUON = {"optimizer": "mirror-muon", "p": 1.5}
+MUON = {"optimizer": "mirror-muon", "p": 1.5, "scope": "relative", "rest_lr": 2e-3}
 
 
 @pytest.mark.parametrize("how", [{"optimizer": "mirror-adam"}, {"optimizer": "adamw"}, CHAINED, MUON], ids=str)
@@ -85,7 +86,7 @@ def test_a_planned_run_is_not_continued_for_longer(tmp_path: Path) -> None:
 
 
 def test_settings_of_older_runs_are_as_they_were() -> None:
-    assert not {"schedule", "warmup", "clip", "sparsity"} & set(settings().to_dict())
+    assert not {"schedule", "warmup", "clip", "sparsity", "scope", "rest_lr"} & set(settings().to_dict())
     assert settings(**COSINE).to_dict()["warmup"] == 0.2
 
 
@@ -125,10 +126,32 @@ def test_the_moments_are_of_what_is_asked() -> None:
     assert settings(**CHAINED).to_dict()["moments_of"] == "mirror"
 
 
+@pytest.mark.parametrize("planned", [{}, COSINE], ids=["constant", "cosine"])
+def test_embeddings_and_vectors_have_their_own_rate(planned: dict[str, Any]) -> None:
+    chosen = settings(optimizer="mirror-adam", groups="matrices", epochs=1, rest_lr=0.0, **planned)
+    start, end = fit(TEXTS, settings(optimizer="sgd", lr=0.0, epochs=1)).model, fit(TEXTS, chosen).model
+    before, after = dict(start.named_parameters()), dict(end.named_parameters())
+    kinds = {name: group["name"] for group in param_groups(end, 1.1) for name in group["param_names"]}
+    assert {"embeddings", "vectors", "matrices"} <= set(kinds.values())
+    for name, kind in kinds.items():
+        assert torch.equal(before[name], after[name]) == (kind in ("embeddings", "vectors")), name
+    assert chosen.rate(1, 10, "vectors") == 0 < chosen.rate(1, 10, "matrices") == chosen.rate(1, 10)
+
+
+def test_the_threshold_is_of_the_scope() -> None:
+    shares = {}
+    for scope in ("global", "layer"):
+        model = fit(TEXTS, settings(optimizer="mirror-adam", sparsity=0.7, scope=scope, stop=0.0, **COSINE)).model
+        matrices = [w for g in param_groups(model, 2.0) if g["name"] in ("attention", "matrices") for w in g["params"]]
+        shares[scope] = torch.tensor([(w == 0).double().mean() for w in matrices])
+    assert (shares["layer"] - 0.7).abs().max() < 0.02
+    assert (shares["global"] - 0.7).abs().max() > 0.02
+
+
 def test_the_command_prunes_a_gpt(tmp_path: Path) -> None:
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--hidden", "16", "--length", "16", "--epochs", "1"]
     how = ["--model", "gpt", "--optimizer", "mirror-adam", "--p", "1.5", "--lr", "5e-3", "--loss", "mean"]
-    how += ["--moments-of", "mirror"]
+    how += ["--moments-of", "mirror", "--rest-lr", "2e-3", "--scope", "relative"]
     plan = ["--schedule", "cosine", "--warmup", "0.1", "--clip", "1", "--sparsity", "0.9"]
     arguments = ["transformer", "fit", "synthetic", "--out", str(tmp_path), *small, *how, *plan, "--quiet"]
     result = CliRunner().invoke(app, arguments)

@@ -57,6 +57,12 @@ class Schedule(StrEnum):
     cosine = "cosine"
 
 
+class Scope(StrEnum):
+    everywhere = "global"
+    relative = "relative"
+    layer = "layer"
+
+
 class Loss(StrEnum):
     sum = "sum"
     mean = "mean"
@@ -74,6 +80,7 @@ _USED_BY = {
     "groups": _MIRROR,
     "momentum": ("mirror-descent", "sgd"),
     "moments_of": ("mirror-adam",),
+    "rest_lr": _MIRROR,
 }
 """Options that only these optimizers use, and"""
 _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "vit", "patch": "vit", "images": "vit"}
@@ -86,6 +93,10 @@ def fit_command(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
+    rest_lr: Annotated[
+        float | None,
+        typer.Option(min=0, help="Step size of embeddings and vectors, where p is for matrices.", show_default="--lr"),
+    ] = None,
     tokenizer: TokenizerOption = None,
     model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
@@ -111,6 +122,13 @@ def fit_command(
     sparsity: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the matrices' entries that gradual pruning sets to 0.")
     ] = 0.0,
+    scope: Annotated[
+        Scope,
+        typer.Option(
+            help="Threshold of --sparsity: one for all matrices, one in units of each matrix's size, or the same share "
+            "of each layer."
+        ),
+    ] = Scope.everywhere,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images and gpt 6")] = None,
     heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8, gpt 6")
@@ -179,6 +197,8 @@ def fit_command(
         warmup=warmup,
         clip=clip,
         sparsity=sparsity,
+        scope=scope.value,
+        rest_lr=rest_lr,
     )
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process

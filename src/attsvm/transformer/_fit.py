@@ -187,9 +187,9 @@ class _Run:
             clip = self.accelerator.clip_grad_norm_ if self.accelerator else nn.utils.clip_grad_norm_
             clip(self.step_model.parameters(), settings.clip)
         if settings.planned:
-            lr = settings.rate(self.place.epoch * self.per_epoch + self.place.batch, self.steps)
+            step = self.place.epoch * self.per_epoch + self.place.batch
             for group in self.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = settings.rate(step, self.steps, group.get("name", ""))
         self.optimizer.step()
         if self.pruning is not None:
             self.pruning.step()

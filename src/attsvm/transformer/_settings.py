@@ -15,12 +15,14 @@ from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError, describe
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon, param_groups
+from attsvm.optim._pruning import SCOPES
 from attsvm.transformer._data import Data, Images, Texts
 
 LENGTH = 512
 """The default of TextTransformer."""
 SCHEDULES = ("constant", "cosine")
-_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of")
+_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of", "scope", "rest_lr")
+_REST = ("embeddings", "vectors")
 MIRROR = {"mirror-descent": MirrorDescent, "mirror-adam": MirrorAdam, "mirror-muon": MirrorMuon}
 OPTIMIZERS = (*MIRROR, "sgd", "adam", "adamw")
 
@@ -32,10 +34,13 @@ class Settings:
     optimizer      mirror-descent, mirror-adam, mirror-muon, sgd, adam or adamw
     p              exponent of the mirror optimizers
     lr             step size; the largest, if it is scheduled
+    rest_lr        the same of embeddings and vectors, where groups are "matrices"; None is lr
     schedule       "constant", or "cosine": lr falls to 0 along half a cosine until the last epoch ends
     warmup         over this share of all steps lr rises from 0
     clip           largest norm of all gradients together; 0 is no bound
     sparsity       share of the matrices' entries that gradual pruning sets to 0, for good
+    scope          its threshold: "global", one for all matrices; "relative", one in units of each matrix's root mean
+                   square; "layer", the same share in each
     groups         "all": p for every weight, as in the paper; "matrices": p for matrices, 2 for embeddings and vectors.
                    Empty is "all" for mirror-descent and "matrices" for the others.
     momentum       of mirror-descent and sgd
@@ -72,6 +77,8 @@ class Settings:
     clip: float = 0.0
     sparsity: float = 0.0
     moments_of: str = "weight"
+    scope: str = "global"
+    rest_lr: float | None = None
 
     def __post_init__(self) -> None:
         _among("optimizer", self.optimizer, OPTIMIZERS)
@@ -79,6 +86,7 @@ class Settings:
         _among("groups", self.groups, ("", "all", "matrices"))
         _among("schedule", self.schedule, SCHEDULES)
         _among("moments_of", self.moments_of, ("weight", "mirror"))
+        _among("scope", self.scope, SCOPES)
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
         as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
@@ -87,8 +95,13 @@ class Settings:
                 raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {getattr(self, name)}.")
         for name in ("lr", "stop", "momentum", "clip"):
             as_real(name, getattr(self, name), 0.0)
-        if self.weight_decay is not None:
-            as_real("weight_decay", self.weight_decay, 0.0)
+        for name in ("weight_decay", "rest_lr"):
+            if getattr(self, name) is not None:
+                as_real(name, getattr(self, name), 0.0)
+        if self.scope != "global" and self.sparsity == 0:
+            raise AttsvmError(f'scope="{self.scope}" is the threshold of pruning: set sparsity as well.')
+        if self.rest_lr is not None and (self.optimizer not in MIRROR or self.of_weights == "all"):
+            raise AttsvmError('rest_lr is for mirror optimizers with groups="matrices": AdamW is mirror-adam at p = 2.')
         if not as_real("p", self.p, 1.0) > 1:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
         if self.moments_of == "mirror" and (self.optimizer != "mirror-adam" or self.groups == "all"):
@@ -110,18 +123,23 @@ class Settings:
         return {name: value for name, value in every.items() if name not in later}
 
     @property
+    def of_weights(self) -> str:
+        """Which weights p is for, "all" or "matrices"."""
+        return self.groups or ("all" if self.optimizer == "mirror-descent" else "matrices")
+
+    @property
     def planned(self) -> bool:
         """Whether a step depends on how many there will be."""
         return self.schedule != "constant" or self.warmup > 0 or self.sparsity > 0
 
-    def rate(self, step: int, steps: int) -> float:
-        """lr of a step, the first being 0, of so many."""
-        warm = self.warmup * steps
+    def rate(self, step: int, steps: int, group: str = "") -> float:
+        """lr of a step, the first being 0, of so many, and of a group of weights."""
+        warm, lr = self.warmup * steps, self.lr if self.rest_lr is None or group not in _REST else self.rest_lr
         if step < warm:
-            return self.lr * (step + 1) / (warm + 1)
+            return lr * (step + 1) / (warm + 1)
         if self.schedule == "constant":
-            return self.lr
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
+            return lr
+        return lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
 def make_model(settings: Settings, data: Data) -> nn.Module:
@@ -158,13 +176,13 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
         # fused: one kernel for all weights. Not on the CPU, where foreach is as fast and older.
         return kind(model.parameters(), fused=next(model.parameters()).is_cuda or None, **options)
-    groups = settings.groups or ("all" if name == "mirror-descent" else "matrices")
     mirror: Callable[..., torch.optim.Optimizer] = MIRROR[name]
-    if groups == "all":
+    if settings.of_weights == "all":
         return mirror(model.parameters(), p=settings.p, **options)
     if name == "mirror-adam":
         options["moments_of"] = settings.moments_of
-    return mirror(param_groups(model, settings.p), **options)
+    rest = {} if settings.rest_lr is None else {"lr": settings.rest_lr}
+    return mirror(param_groups(model, settings.p, embeddings=rest, vectors=rest), **options)
 
 
 def make_pruning(
@@ -175,7 +193,7 @@ def make_pruning(
         return None
     matrices = [w for g in param_groups(model, 2.0) if g["name"] in ("attention", "matrices") for w in g["params"]]
     every = max(1, min(50, steps // 40))
-    return GradualPruning(optimizer, settings.sparsity, steps, every=every, params=matrices)
+    return GradualPruning(optimizer, settings.sparsity, steps, every=every, scope=settings.scope, params=matrices)
 
 
 def _among(name: str, value: str, known: tuple[str, ...]) -> None:
