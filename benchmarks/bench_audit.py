@@ -48,7 +48,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     asked = parser.parse_args()
-    from transformers import BertConfig, BertModel  # pyright: ignore[reportPrivateImportUsage]
+    from transformers.models.bert.configuration_bert import BertConfig
+    from transformers.models.bert.modeling_bert import BertModel
 
     torch.set_num_threads(asked.threads)
     torch.manual_seed(0)

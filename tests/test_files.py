@@ -4,14 +4,13 @@ import hashlib
 import io
 import os
 import platform
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import run_script
 
 from attsvm.errors import AttsvmError
 from attsvm.files import (
@@ -165,7 +164,7 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
 def test_leftovers_go_but_not_those_of_a_living_process(tmp_path: Path) -> None:
     path = tmp_path / "kept[1].txt"
     code = "import sys, os; from attsvm.files import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
-    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    run_script(code, str(path), cwd=tmp_path)
     (tmp_path / ".kept[1].0123456789ab.tmp.txt").touch()  # as version 0.0 named them
     assert len(list(tmp_path.iterdir())) == 2
     with atomic_path(path) as temporary:
@@ -211,7 +210,7 @@ def test_a_second_process_is_refused_and_a_dead_one_is_not_waited_for(tmp_path: 
     folder = tmp_path / "deep" / "run"
     code = "import sys; from attsvm.files import locked_folder\nwith locked_folder(sys.argv[1]): pass"
     with locked_folder(folder):
-        other = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+        other = run_script(code, str(folder), cwd=tmp_path)
         assert f"{folder} is in use by process {os.getpid()} on" in other.stderr
         with pytest.raises(AttsvmError, match="is in use"):  # in this process, too
             locked_folder(folder).__enter__()

@@ -1,13 +1,12 @@
 """The short form of tools/fuzz.py: damaged files of every kind are refused in a sentence, or read as written; calls
 that make no sense end with one; a killed command ends as if undisturbed."""
 
-import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_script
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("sklearn")
@@ -48,13 +47,8 @@ def test_what_a_file_runs_is_seen() -> None:
     [("fuzz_calls.py", "--calls", "20"), ("fuzz_kills.py", "--kills", "1", "--pairs", "1", "--commands", "text fit")],
     ids=["calls", "kills"],
 )
-def test_calls_and_kills(command: tuple[str, ...]) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(TOOLS / command[0]), *command[1:]],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
-    )
+def test_calls_and_kills(command: tuple[str, ...], tmp_path: Path) -> None:
+    ended = run_script(TOOLS / command[0], *command[1:], cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "traceback" in ended.stdout  # the head of the table
 

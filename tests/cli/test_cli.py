@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run
+from command_line import run, run_script
 from safetensors.numpy import load_file
 
 import attsvm
@@ -129,7 +129,7 @@ np.savez = interrupted
 sys.argv = ["attsvm", "data", "sphere", "--out", "data.npz"]
 main()
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run_script(code, cwd=tmp_path)
     assert result.returncode == 130
     assert "Interrupted" in result.stderr
     assert "Traceback" not in result.stderr
@@ -183,7 +183,7 @@ np.savez = full
 sys.argv = ["attsvm", "data", "sphere", "--out", "data.npz"]
 main()
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run_script(code, cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr == "Error: data.npz cannot be written: No space left on device.\n"
     assert list(tmp_path.iterdir()) == []

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command_line import Command, run
+from command_line import Command, run, run_script
 
 import attsvm
 from attsvm.dynamics import RULES, Trajectory
@@ -81,8 +79,8 @@ def test_a_longer_run_goes_on_and_equals_one_in_a_piece(folder: Path) -> None:
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> None:
     """Kill -9 a run twice, and Ctrl-C it once; then let it end."""
-    arguments = [argument if argument != "400" else "8000" for argument in TRAIN] + ["--out", "killed"]
-    for number, delay in ((signal.SIGKILL, 0.5), (signal.SIGINT, 2.0), (signal.SIGKILL, 1.2)):
+    arguments = [argument if argument != "400" else "6000" for argument in TRAIN] + ["--out", "killed"]
+    for number, delay in ((signal.SIGKILL, 0.2), (signal.SIGINT, 0.6), (signal.SIGKILL, 0.4)):
         process = Command(*arguments, cwd=folder)
         time.sleep(delay)
         assert process.end(number).returncode in (-signal.SIGKILL, 130)
@@ -148,7 +146,7 @@ attsvm.dynamics.train = interrupted
 sys.argv = ["attsvm", "train", "data.npz", "--steps", "9", "--out", "none", "--quiet"]
 main()
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    result = run_script(code, cwd=folder)
     assert result.returncode == 130
     assert result.stderr == "Interrupted; no file was left half written.\n"
 

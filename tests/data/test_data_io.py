@@ -3,13 +3,13 @@
 import builtins
 import errno
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import run_script
 
 from attsvm.data import MLPHead, QuadraticHead, TokenData, load, save, sphere
 from attsvm.errors import AttsvmError
@@ -229,8 +229,9 @@ def test_files_have_the_usual_permissions_and_a_full_disk_is_told(tmp_path: Path
         except attsvm.AttsvmError as error:
             print(error)
     """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "cannot be written: File too large." in told
+    told = run_script(code, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "cannot be written: File too large." in told.stdout
     assert path.read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {path.name, "plain"}
 

@@ -1,7 +1,7 @@
-"""The `attsvm` command as a user types it, in a process of its own.
+"""The `attsvm` command as a user types it, or a script, in a process of its own.
 
-Every process is forked from one that has imported the command line already, so that a call takes some hundredths of a
-second and not the two seconds in which torch is loaded. From there it is an ordinary process: its own folder,
+Every process is forked from one that has imported what the commands use already, so that a call takes some hundredths
+of a second and not the two seconds in which torch is loaded. From there it is an ordinary process: its own folder,
 environment, output and exit status; it can be killed.
 """
 
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -27,11 +28,12 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 class Command:
     """A command that has been started."""
 
-    def __init__(self, *arguments: str | Path, cwd: Path) -> None:
+    def __init__(self, *arguments: str | Path, cwd: Path, script: str | Path | None = None) -> None:
         self._printed = tempfile.TemporaryDirectory()
         self._paths = [str(Path(self._printed.name, name)) for name in ("stdout", "stderr")]
         self.arguments = [str(argument) for argument in arguments]
-        self.pid = _ask({"arguments": self.arguments, "cwd": str(cwd), "paths": self._paths})
+        request = {"arguments": self.arguments, "cwd": str(cwd), "paths": self._paths}
+        self.pid = _ask(request if script is None else request | {"script": str(script)})
 
     def end(self, number: int | None = None) -> subprocess.CompletedProcess[str]:
         """What it printed and how it ended, after a signal if one is given."""
@@ -48,6 +50,16 @@ def run(*arguments: str | Path, cwd: Path, check: bool = True) -> subprocess.Com
     if check:
         assert result.returncode == 0, result.stderr
     return result
+
+
+def run_script(script: str | Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A file of Python, or its text."""
+    if isinstance(script, Path):
+        return Command(*arguments, cwd=cwd, script=script).end()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(script)
+        return Command(*arguments, cwd=cwd, script=path).end()
 
 
 @functools.cache
@@ -90,10 +102,17 @@ if __name__ == "__main__":
     for name in (
         "matplotlib.backends.backend_agg",
         "matplotlib.backends.backend_svg",
+        "matplotlib.pyplot",
         "typer.rich_utils",
-        "attsvm.cli._app",
+        "typer._adapters",
+        "safetensors.torch",
+        "attsvm.cli._app",  # torch and all commands with it
+        "attsvm.svm",
+        "attsvm.diagnostics",
+        "attsvm.plots",
+        "attsvm.text._classifier",
     ):
-        importlib.import_module(name)  # torch and all commands with them
+        importlib.import_module(name)
     from attsvm.cli import main
     from attsvm.objective import _contract
 
@@ -106,10 +125,15 @@ if __name__ == "__main__":
         for number, path in enumerate((os.devnull, *request["paths"])):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
         os.chdir(request["cwd"])
-        sys.argv = ["attsvm", *request["arguments"]]
+        script = request.get("script")
+        sys.argv = [script or "attsvm", *request["arguments"]]
         status = 0
         try:
-            main()
+            if script is None:
+                main()
+            else:
+                sys.path.insert(0, str(Path(script).parent))
+                runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             if isinstance(end.code, str):

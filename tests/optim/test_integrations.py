@@ -1,5 +1,8 @@
 """The mirror optimizers inside Hugging Face Trainer, Accelerate and Lightning, as a user would write it."""
 
+import contextlib
+import gc
+import importlib
 import logging
 import os
 import tempfile
@@ -27,6 +30,16 @@ make_all = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 
 def same(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded():
+    """The trainers collect garbage after every training: not also through all that was imported for them."""
+    for name in ("transformers.trainer", "transformers.models.bert.modeling_bert", "pytorch_lightning"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

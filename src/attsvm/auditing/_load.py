@@ -28,7 +28,8 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, list[s
     if not (folder / CONFIG).is_file():
         raise AttsvmError(f"{path} must be a folder with a model of Hugging Face, but it has no {CONFIG}.")
     try:
-        from transformers import AutoConfig, AutoModel  # pyright: ignore[reportPrivateImportUsage]
+        from transformers.models.auto.configuration_auto import AutoConfig
+        from transformers.models.auto.modeling_auto import AutoModel
         from transformers.utils import logging
     except ImportError as error:
         raise AttsvmError("models of Hugging Face need transformers: pip install 'attsvm[audit]'.") from error
@@ -58,7 +59,7 @@ def load_tokenizer(place: PathLike) -> Any:
     if not any((path / name).is_file() for name in TOKENIZERS[1:]):
         return open_tokenizer(path)
     try:
-        from transformers import AutoTokenizer  # pyright: ignore[reportPrivateImportUsage]
+        from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except ImportError as error:

@@ -25,7 +25,7 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
         ... )
     """
     try:
-        from transformers import TrainerCallback
+        from transformers.trainer_callback import TrainerCallback
     except ImportError as error:
         raise AttsvmError("trainer_pruning needs Hugging Face transformers: install transformers.") from error
 
