@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from command_line import Command, run, run_script
+from command_line import run, run_script
 
 import attsvm
 from attsvm.dynamics import RULES, Trajectory
@@ -77,13 +76,32 @@ def test_a_longer_run_goes_on_and_equals_one_in_a_piece(folder: Path) -> None:
     assert all(torch.equal(whole.records[name], pieces.records[name]) for name in whole.records)
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bits(folder: Path) -> None:
+KILLED = """
+import os, sys
+from attsvm.cli import main
+from attsvm.dynamics import Trajectory, _train
+number, when = int(sys.argv[1]), int(sys.argv[2])
+_train.CHECKPOINT_SECONDS = 0.0  # the run is kept after every part of it
+save, times = Trajectory.save, []
+def save_and_die(self, path):
+    times.append(save(self, path))
+    if len(times) == when:
+        os.kill(os.getpid(), number)
+Trajectory.save = save_and_die
+sys.argv[:] = ["attsvm", *sys.argv[3:]]
+main()
+"""
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bits(folder: Path) -> None:
     """Kill -9 a run twice, and Ctrl-C it once; then let it end."""
-    arguments = [argument if argument != "400" else "6000" for argument in TRAIN] + ["--out", "killed"]
-    for number, delay in ((signal.SIGKILL, 0.2), (signal.SIGINT, 0.6), (signal.SIGKILL, 0.4)):
-        process = Command(*arguments, cwd=folder)
-        time.sleep(delay)
-        assert process.end(number).returncode in (-signal.SIGKILL, 130)
+    arguments = [*TRAIN, "--out", "killed"]
+    kept = []
+    for number, when in ((signal.SIGKILL, 2), (signal.SIGINT, 3), (signal.SIGKILL, 1)):
+        ended = run_script(KILLED, str(int(number)), str(when), *arguments, cwd=folder)
+        assert ended.returncode == (130 if number == signal.SIGINT else -number), ended.stderr
+        kept.append(Trajectory.load(folder / "killed" / "trajectory.safetensors").state.step)
+    assert 0 < kept[0] < kept[1] < kept[2] < 400
     run(*arguments, cwd=folder)
     undisturbed = [argument if argument != "killed" else "undisturbed" for argument in arguments]
     run(*undisturbed, cwd=folder)
