@@ -55,7 +55,8 @@ class GradualPruning:
         initial: the share of zeros at the start.
         scope: one threshold for all parameters ("global"), one for all in units of each parameter's root mean square
             ("relative"), or the same share of each ("layer"). Near p = 1 parameters keep the ratios of their initial
-            sizes: where these differ, as in GPT-2's start, "global" cuts the small ones first.
+            sizes: where these differ, as in GPT-2's start, "global" cuts the small ones first. "relative" and "layer"
+            may leave too little of a small head.
         structure: what is pruned as one. None: entries. "2:4": entries, so that in the end two of four neighbours in a
             row are 0 (sparsity = 0.5). "row": rows of matrices (outputs; inputs of GPT-2's Conv1D, which is stored
             transposed). "head": attention heads, that is their part of the query, key and value matrices. The three may
