@@ -15,7 +15,6 @@ from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError, describe
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon, param_groups
-from attsvm.optim._pruning import SCOPES
 from attsvm.transformer._data import Data, Images, Texts
 
 LENGTH = 512
@@ -86,7 +85,7 @@ class Settings:
         _among("groups", self.groups, ("", "all", "matrices"))
         _among("schedule", self.schedule, SCHEDULES)
         _among("moments_of", self.moments_of, ("weight", "mirror"))
-        _among("scope", self.scope, SCOPES)
+        _among("scope", self.scope, ("global", "relative", "layer"))
         as_count("batch", self.batch)
         as_count("epochs", self.epochs)
         as_count("seed", self.seed, 0, 2**40)  # seeds of epochs are multiples of it
