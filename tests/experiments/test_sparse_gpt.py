@@ -53,6 +53,17 @@ def test_a_lead_counts_where_it_is_large_and_beyond_the_noise(tmp_path, lead, no
     EXPERIMENT.figure(rows).canvas.draw()
 
 
+def test_the_figure_shows_how_far_below_adamw_a_method_is(tmp_path) -> None:
+    base = [4.4, 4.5, 4.7]
+    losses = {("adamw", 0.95): base, ("mirror", 0.95): [4.3, 4.42, 4.58], ("muon", 0.95): [4.0]}  # a second seed lacks
+    ax = EXPERIMENT.figure(rows_of(kept(tmp_path, losses))).axes[-1]
+    (shown,) = ax.containers
+    (place,) = shown.lines[0].get_xdata()
+    assert place == pytest.approx(0.1)
+    names = {text.get_position()[1]: text.get_text() for text in ax.texts}
+    assert names[round(shown.lines[0].get_ydata()[0])] == "MirrorAdam p = 1.1"
+
+
 def test_the_tuned_rate_is_the_best_by_validation(tmp_path) -> None:
     rows = rows_of(kept(tmp_path, {("adamw", 0.95): [4.0]}, tuned=(4.3, 4.2, float("nan"))))
     assert rows.where(setting=SETTING, method="AdamW", sparsity=0.9)["tuned"] == pytest.approx(5.2)
