@@ -104,7 +104,6 @@ if __name__ == "__main__":
         "matplotlib.backends.backend_svg",
         "matplotlib.pyplot",
         "typer.rich_utils",
-        "typer._adapters",
         "safetensors.torch",
         "attsvm.cli._app",  # torch and all commands with it
         "attsvm.svm",

@@ -125,8 +125,8 @@ def fit_command(
     scope: Annotated[
         Scope,
         typer.Option(
-            help="Threshold of --sparsity: one for all matrices, one in units of each matrix's size, or the same share "
-            "of each layer."
+            help="Threshold of --sparsity: one for all matrices, one in units of each matrix's size, or one that makes "
+            "the same share of each 0."
         ),
     ] = Scope.everywhere,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images and gpt 6")] = None,

@@ -61,7 +61,7 @@ def figure(rows: Rows) -> Figure:
         curves(ax, rows.where(setting=setting), methods, names={"AdamW": "AdamW, pruned"} if "pAdam" in methods else {})
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
-    below(flat[-1], rows.where(setting=first), (*METHODS[1:],), first)
+    below(flat[-1], rows.where(setting=first), METHODS[1:], first)
     figure.suptitle("hollow: only the seed that chose the rate", fontsize=9)
     return finish(figure, flat)
 
