@@ -208,6 +208,14 @@ def test_any_small_integer_problem_is_answered_rightly(draw: st.DataObject) -> N
     assert_farkas(problem, solution)
 
 
+def test_multipliers_have_the_scale_of_a_weight_that_another_attempt_found() -> None:
+    X, Z = np.array([-2, 0, 0, 0, -1, 2, 1, 1, -1, 1, -1, 0]), np.array([1, 2, 2, 1, 0, 0])
+    mask = np.array([[[True, False, True], [True, True, True]]])
+    data = TokenData.cross(X.reshape(1, 2, 3, 2), Z.reshape(1, 2, 3), mask=mask)
+    problem = gen_svm(data, torch.tensor([[True, False, True], [True, False, False]]).reshape(1, 2, 1, 3))
+    assert_optimal(problem, solve(problem, "l6", tol=1e-8), 1e-8)
+
+
 @pytest.mark.parametrize("geometry", ["l1", "l1.1", "l2", "l3", "linf", "nuclear"])
 def test_equalities_that_repeat_each_other_hide_no_contradiction(geometry: str) -> None:
     """One entry of W is at least 1, says row after row, and 0, say two."""

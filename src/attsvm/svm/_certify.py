@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -93,6 +93,7 @@ def certify(system: System, geometry: Geometry, run: Iterates, tol: float) -> An
             some.upper = torch.where(better, upper, some.upper)
             some.violation = torch.where(better[:, None], violation, some.violation)
         some.status = status_of(some, tol)
+        match_scales(some, part, geometry, tol)
         some.iterations = answer.iterations[hard]
         answer.put(hard, some)
 
@@ -212,6 +213,15 @@ def _bound_below(system: System, geometry: Geometry, lam: Tensor, upper: Tensor,
     lam = lam * torch.where((factor > 0) & factor.isfinite(), factor, 1.0)[:, None]
     # The bounds of plain sums leave room for the rounding of this product; the others are taken again.
     return lam, bounds(lam)[2] if double else lower
+
+
+def match_scales(answer: Answer, system: System, geometry: Geometry, tol: float) -> None:
+    """Scale the multipliers to the W beside them, which another attempt may have found, and bound anew from them."""
+    lam, lower = _bound_below(system, geometry, answer.lam, answer.upper, double=True)
+    scaled = replace(answer, lam=lam, lower=lower)
+    fits = (answer.status == Status.SOLVED) & (status_of(scaled, tol) == Status.SOLVED)
+    answer.lam = torch.where(fits[:, None], lam, answer.lam)
+    answer.lower = torch.where(fits, lower, answer.lower)
 
 
 def _bracket(system: System, geometry: Geometry, W: Tensor, lam: Tensor, tol: float, double: bool) -> Answer:

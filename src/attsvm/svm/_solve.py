@@ -15,7 +15,7 @@ from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
-from attsvm.svm._certify import Answer, certify, share
+from attsvm.svm._certify import Answer, certify, match_scales, share
 from attsvm.svm._conic import solve_blocks
 from attsvm.svm._exact import power_of_two, two_product
 from attsvm.svm._large import solve_large
@@ -120,6 +120,7 @@ def _solve_small(
             if len(again):
                 some = found.take(again)
                 _try_again(some, part.take(again), geometry, tol, max_iterations)
+                match_scales(some, part.take(again), geometry, tol)
                 found.put(again, some)
             answer.put(index, found)
             if tell is not None:
