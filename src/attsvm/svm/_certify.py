@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -217,11 +217,12 @@ def _bound_below(system: System, geometry: Geometry, lam: Tensor, upper: Tensor,
 
 def match_scales(answer: Answer, system: System, geometry: Geometry, tol: float) -> None:
     """Scale the multipliers to the W beside them, which another attempt may have found, and bound anew from them."""
-    lam, lower = _bound_below(system, geometry, answer.lam, answer.upper, double=True)
-    scaled = replace(answer, lam=lam, lower=lower)
-    fits = (answer.status == Status.SOLVED) & (status_of(scaled, tol) == Status.SOLVED)
-    answer.lam = torch.where(fits[:, None], lam, answer.lam)
-    answer.lower = torch.where(fits, lower, answer.lower)
+    at = (answer.status == Status.SOLVED).nonzero()[:, 0]
+    if len(at):
+        some = answer.take(at)
+        some.lam, some.lower = _bound_below(system.take(at), geometry, some.lam, some.upper, double=True)
+        still = status_of(some, tol) == Status.SOLVED
+        answer.put(at[still], some.take(still))
 
 
 def _bracket(system: System, geometry: Geometry, W: Tensor, lam: Tensor, tol: float, double: bool) -> Answer:
