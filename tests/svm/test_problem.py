@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -214,6 +215,18 @@ def test_multipliers_have_the_scale_of_a_weight_that_another_attempt_found() -> 
     data = TokenData.cross(X.reshape(1, 2, 3, 2), Z.reshape(1, 2, 3), mask=mask)
     problem = gen_svm(data, torch.tensor([[True, False, True], [True, False, False]]).reshape(1, 2, 1, 3))
     assert_optimal(problem, solve(problem, "l6", tol=1e-8), 1e-8)
+
+
+def test_multipliers_have_the_scale_of_a_weight_whose_rows_were_lifted() -> None:
+    """Rows that nearly cancel: their margin is a millionth of their length. Sums are exact."""
+    rng = np.random.default_rng(11)
+    u, x = rng.normal(size=4), rng.normal(size=(4, 4))
+    A = np.array([[1.0], [-1.0], [0.5], [-2.0]]) * u + 1e-6 * x
+    solution = solve(MarginProblem.from_rows(A), "l1.1", tol=1e-8)
+    lam = [Fraction(value) for value in solution.multipliers.flatten().tolist()]
+    combined = [float(sum(m * Fraction(a) for m, a in zip(lam, column))) for column in A.T.tolist()]
+    dual = solution.geometry.dual_norm(torch.tensor(combined, dtype=torch.float64).reshape(1, 4, 1))
+    assert dual.item() == pytest.approx(solution.norm.item(), rel=1e-8)
 
 
 @pytest.mark.parametrize("geometry", ["l1", "l1.1", "l2", "l3", "linf", "nuclear"])
