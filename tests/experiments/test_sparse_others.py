@@ -76,8 +76,12 @@ def test_penalties_stand_at_the_share_that_they_reach() -> None:
 
 
 def test_one_rate_for_all_is_judged_by_its_worst_model() -> None:
-    losses = np.array([[3.0, 2.0, 4.0], [1.0, 1.5, np.inf]])
-    np.testing.assert_array_equal(sparse_lr.excess(losses), [1.0, 0.5, np.inf])
+    losses = np.array([[[3.0, 2.0, 4.0], [1.0, 1.5, np.inf]], [[1.0, 3.0, 5.0], [2.0, 2.0, 2.0]]])
+    np.testing.assert_array_equal(sparse_lr.excess(losses), [[1.0, 0.5, np.inf], [0.0, 2.0, 4.0]])
+    rate, lost = sparse_lr.one_rate(losses)  # the second is better on the first seed, but worse on its worst
+    assert rate == sparse_lr.RATES[0]
+    np.testing.assert_array_equal(lost, [1.0, 0.0])
     found = sparse_lr.losses(rows_of("sparse-lr"), "MirrorAdam p = 1.1")
-    assert found.shape == (6, 7)
-    assert np.isinf(found[:, -1]).sum() >= 4  # lr = 0.1 breaks down
+    assert found.shape == (2, 6, 7)
+    assert (np.isinf(found[:, :, -1]).sum(1) >= 4).all()  # lr = 0.1 breaks down
+    assert len(np.unique(found[np.isfinite(found)])) == np.isfinite(found).sum()  # seeds are runs of their own

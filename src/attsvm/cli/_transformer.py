@@ -129,6 +129,10 @@ def fit_command(
             "the same share of each 0."
         ),
     ] = Scope.everywhere,
+    teacher: Annotated[
+        Path | None, typer.Option(help="Folder of a run of the same data, whose predictions are a part of the labels.")
+    ] = None,
+    distil: Annotated[float, typer.Option(min=0, max=1, help="The share of --teacher in the labels.")] = 0.5,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers.", show_default="3, images and gpt 6")] = None,
     heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads per layer.", show_default="as layers, images 8, gpt 6")
@@ -162,9 +166,11 @@ def fit_command(
     Several GPUs or machines: accelerate launch -m attsvm transformer fit …
     """
     from attsvm.checks import as_device
-    from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data
+    from attsvm.transformer import BEST, Settings, best_epoch, fit, load_data, load_model
 
     as_device(device)
+    if teacher is None and _given(context, ["distil"]):
+        raise AttsvmError("--distil is the share of a teacher in the labels: name one with --teacher.")
     for name in _given(context, _USED_BY):
         if optimizer.value not in _USED_BY[name]:
             allowed = " and ".join(filter(None, [", ".join(_USED_BY[name][:-1]), _USED_BY[name][-1]]))
@@ -199,13 +205,22 @@ def fit_command(
         sparsity=sparsity,
         scope=scope.value,
         rest_lr=rest_lr,
+        distil=0.0 if teacher is None else distil,
     )
+    taught_by = None if teacher is None else load_model(teacher, tokenizer=loaded.tokenizer)
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
         report = _told(tell, epochs, "images" if loaded.kind == "vit" else "tokens")
         fitted = fit(
-            loaded, settings, device=device, out=out, stop=enough.is_set, report=report, accelerator=accelerator
+            loaded,
+            settings,
+            device=device,
+            out=out,
+            stop=enough.is_set,
+            report=report,
+            accelerator=accelerator,
+            teacher=taught_by,
         )
     if fitted.stopped == "interrupted":
         typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)

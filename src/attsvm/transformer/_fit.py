@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -62,6 +64,7 @@ def fit(
     stop: Callable[[], bool] = lambda: False,
     report: Callable[[Reached], None] = lambda progress: None,
     accelerator: Any = None,
+    teacher: nn.Module | None = None,
 ) -> Fitted:
     """Train on `data.train`, and evaluate on `data.test` after every epoch.
 
@@ -75,11 +78,18 @@ def fit(
         stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
         accelerator: an ``accelerate.Accelerator``: its processes share every batch. `device` is then the accelerator's.
+        teacher: a trained model, such as :func:`load_model` gives, whose predictions are a share `settings.distil` of
+            the labels in training; it is not changed.
     """
     if not isinstance(data, Data):
         raise AttsvmError(f"data must be what load_data gives, but got {describe(data)}.")
     if not isinstance(settings, Settings):
         raise AttsvmError(f"settings must be Settings, but got {describe(settings)}.")
+    if not isinstance(teacher, nn.Module | None):
+        raise AttsvmError(f"teacher must be a model, but got {describe(teacher)}.")
+    if (teacher is None) != (settings.distil == 0):
+        missing = "a teacher" if teacher is None else "settings.distil, the share of its predictions in the labels"
+        raise AttsvmError(f"to learn from a teacher fit needs {missing} as well.")
     place = as_device(device) if accelerator is None else accelerator.device
     devices = [place] if place.type == "cuda" else []
     with ExitStack() as stack:
@@ -88,7 +98,7 @@ def fit(
             folder = stack.enter_context(run_folder(out, "transformer fit"))
             for name in (CHECKPOINT, BEST):
                 clear_leftovers(folder / name)
-        return _Run(data, settings, place, out, checkpoint_seconds, accelerator).run(stop, report)
+        return _Run(data, settings, place, out, checkpoint_seconds, accelerator, teacher).run(stop, report)
 
 
 class _Run:
@@ -102,6 +112,7 @@ class _Run:
         out: str | Path | None,
         every: float,
         accelerator: Any,
+        teacher: nn.Module | None,
     ) -> None:
         self.settings, self.device, self.every, self.accelerator = settings, device, every, accelerator
         self.rank = accelerator.process_index if accelerator else 0
@@ -116,6 +127,10 @@ class _Run:
         # Processes share the initial weights, not the dropout.
         torch.manual_seed((settings.seed + 1) * 1_000_003 + self.rank)
         self.identity = settings.to_dict() | {"data": data.digest(), "model": data.kind, "processes": self.world}
+        self.teacher: Any = None if teacher is None else copy.deepcopy(teacher).to(device).eval().requires_grad_(False)
+        if teacher is not None:
+            self.identity["weights of the teacher"] = _digest(teacher)
+            self._check_teacher()
         if not settings.planned:
             del self.identity["epochs"]  # a run may be continued for longer
         self.tokenizer = data.tokenizer
@@ -136,7 +151,9 @@ class _Run:
             self.step_model, self.optimizer = accelerator.prepare(self.model, self.optimizer)
         if settings.compile:
             # Texts have many widths; images have one, and torch 2.11 cannot compile this model for any size.
-            self.step_model = torch.compile(self.step_model, dynamic=data.kind != "vit")
+            dynamic = data.kind != "vit"
+            self.step_model = torch.compile(self.step_model, dynamic=dynamic)
+            self.teacher = self.teacher and torch.compile(self.teacher, dynamic=dynamic)
 
     def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
@@ -171,13 +188,17 @@ class _Run:
         """One step of the optimizer; the loss and the number of right answers are added up, on the device."""
         train, settings = self.data.train, self.settings
         mine = self._mine(batch)
+        given = train.take(mine, training=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.bf16):
-            answers = self.step_model(*train.take(mine, training=True))
-            scores, labels, _ = train.answers(mine, answers)
+            scores, labels, _ = train.answers(mine, self.step_model(*given))
         scores = scores.float()
         loss = F.cross_entropy(scores, labels, reduction="sum")
+        wanted = loss
+        if self.teacher is not None:
+            taught = F.cross_entropy(scores, self._told(mine, given), reduction="sum")
+            wanted = (1 - settings.distil) * loss + settings.distil * taught
         # Processes average their gradients; times the number of processes gives the sum.
-        scaled = loss * self.world / (train.counts[batch.rows].sum() if settings.loss == "mean" else 1)
+        scaled = wanted * self.world / (train.counts[batch.rows].sum() if settings.loss == "mean" else 1)
         self.optimizer.zero_grad()
         if self.accelerator:
             self.accelerator.backward(scaled)
@@ -194,6 +215,27 @@ class _Run:
         if self.pruning is not None:
             self.pruning.step()
         self.sums += torch.stack([loss.detach(), (scores.detach().argmax(-1) == labels).sum()])
+
+    @torch.no_grad()
+    def _told(self, batch: MiniBatch, given: tuple[Any, ...]) -> Tensor:
+        """The teacher's probabilities of every answer."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16):
+            scores = self.data.train.answers(batch, self.teacher(*given))[0]
+        return scores.float().softmax(-1)
+
+    @torch.no_grad()
+    def _check_teacher(self) -> None:
+        train = self.data.train
+        longest = train.batches(1)[-1]
+        given = train.take(longest)
+        try:
+            told = self._told(longest, given)
+        except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, AttsvmError) as error:
+            raise AttsvmError(f"the teacher cannot answer what this data asks: {one_line(error)}") from error
+        asked = train.answers(longest, self.model.eval()(*given))[0]
+        if told.shape != asked.shape:
+            theirs, ours = (found.shape[-1] for found in (told, asked))
+            raise AttsvmError(f"the teacher must choose among {ours} answers, as the model, but it has {theirs}.")
 
     def _end_epoch(self, work: int, before: float, start: float) -> None:
         place, settings = self.place, self.settings
@@ -266,6 +308,15 @@ class _Run:
                 torch.cuda.set_rng_state(states["cuda"][self.rank].clone(), self.device)
         except (LookupError, TypeError, RuntimeError) as error:
             raise AttsvmError(f"{self.path} has random states that cannot be restored: {one_line(error)}") from error
+
+
+def _digest(model: nn.Module) -> str:
+    """Names the weights: a run belongs to its teacher."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -> nn.Module:

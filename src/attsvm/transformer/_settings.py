@@ -20,7 +20,7 @@ from attsvm.transformer._data import Data, Images, Texts
 LENGTH = 512
 """The default of TextTransformer."""
 SCHEDULES = ("constant", "cosine")
-_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of", "scope", "rest_lr")
+_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of", "scope", "rest_lr", "distil")
 _REST = ("embeddings", "vectors")
 MIRROR = {"mirror-descent": MirrorDescent, "mirror-adam": MirrorAdam, "mirror-muon": MirrorMuon}
 OPTIMIZERS = (*MIRROR, "sgd", "adam", "adamw")
@@ -40,6 +40,7 @@ class Settings:
     sparsity       share of the matrices' entries that gradual pruning sets to 0, for good
     scope          its threshold: "global", one for all matrices; "relative", one in units of each matrix's root mean
                    square; "layer", the same share in each
+    distil         share of a teacher's predictions in the labels; the rest is the right answer
     groups         "all": p for every weight, as in the paper; "matrices": p for matrices, 2 for embeddings and vectors.
                    Empty is "all" for mirror-descent and "matrices" for the others.
     momentum       of mirror-descent and sgd
@@ -78,6 +79,7 @@ class Settings:
     moments_of: str = "weight"
     scope: str = "global"
     rest_lr: float | None = None
+    distil: float = 0.0
 
     def __post_init__(self) -> None:
         _among("optimizer", self.optimizer, OPTIMIZERS)
@@ -97,6 +99,8 @@ class Settings:
         for name in ("weight_decay", "rest_lr"):
             if getattr(self, name) is not None:
                 as_real(name, getattr(self, name), 0.0)
+        if not as_real("distil", self.distil, 0.0) <= 1:
+            raise AttsvmError(f"distil must be a share, from 0 to 1, but got {self.distil}.")
         if self.scope != "global" and self.sparsity == 0:
             raise AttsvmError(f'scope="{self.scope}" is the threshold of pruning: set sparsity as well.')
         if self.rest_lr is not None and (self.optimizer not in MIRROR or self.of_weights == "all"):
