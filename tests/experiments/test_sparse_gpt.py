@@ -11,24 +11,26 @@ import pytest
 
 from attsvm import AttsvmError
 from attsvm.experiments import CATALOG, Rows, run
-from attsvm.experiments.catalog.sparse_gpt import SETTINGS
+from attsvm.experiments.catalog.sparse_gpt import SETTINGS, TAUGHT
 from attsvm.experiments.sparse_rows import kept_rows
 
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
 SETTING = next(iter(SETTINGS))
+TAUGHT_MUON = '{"distil": 0.5, "teacher_lr": 0.006}'
 
 
 def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tuple[float, ...] = ()) -> str:
     import pyarrow as pa
 
     usual: dict[str, Any] = {"corpus": "imdb", "clip": 1.0, "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
+    usual |= {"epochs": 4.0}
+    kinds = {"mirror": {"options": '{"p": 1.1}'}, "taught": {"method": "muon", "note": "front", "options": TAUGHT_MUON}}
     rows = []
     for (method, share), values in losses.items():
-        kind = {"method": "mirror", "options": '{"p": 1.1}'} if method == "mirror" else {"method": method}
         for seed, loss in enumerate(values, start=1):
             found = {"note": "main", "seed": seed, "sparsity": share, "zeros": share, "test": loss, "validation": loss}
-            rows.append({"options": "{}"} | usual | kind | found)
+            rows.append({"options": "{}", "method": method} | usual | found | kinds.get(method, {}))
     tune = {"options": "{}", "method": "adamw", "note": "tune", "seed": 0, "sparsity": 0.9, "zeros": 0.9, **usual}
     rows += [tune | {"test": loss + 1, "validation": loss} for loss in tuned]
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
@@ -51,6 +53,28 @@ def test_a_lead_counts_where_it_is_large_and_beyond_the_noise(tmp_path, lead, no
     assert check.passed is passed
     assert np.isnan(rows.where(method="Muon")["test"]).all()
     EXPERIMENT.figure(rows).canvas.draw()
+
+
+@pytest.mark.parametrize(("above", "passed"), [(-0.01, [True, True]), (0.04, [False, True]), (0.06, [False, False])])
+def test_a_taught_model_is_measured_by_dense_adamw(tmp_path, above: float, passed: list[bool]) -> None:
+    dense = [4.4, 4.5, 4.7]
+    taught = [loss + above for loss in dense]
+    folder = kept(tmp_path, {("adamw", 0.0): dense, ("taught", 0.9): taught, ("taught", 0.95): taught})
+    found = [check for check in EXPERIMENT.checks(rows_of(folder)) if "teacher" in check.name]
+    assert [check.passed for check in found] == passed
+    assert all(f"{above:+.3f} ± 0.000" in check.ours for check in found)
+
+
+def test_longer_runs_are_not_mixed_with_the_others(tmp_path) -> None:
+    import pyarrow as pa
+
+    folder = Path(kept(tmp_path, {("taught", 0.9): [4.0, 4.1, 4.2]}))
+    rows = pq.read_table(folder / "rows.parquet").to_pylist()
+    longer = [row | {"epochs": 8.0, "test": 3.0} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows + longer), folder / "rows.parquet")
+    kept_rows.cache_clear()
+    found = rows_of(str(folder)).where(setting=SETTING, method=TAUGHT[SETTING], sparsity=0.9)["test"]
+    np.testing.assert_array_equal(found, [4.0, 4.1, 4.2])
 
 
 def test_the_figure_shows_how_far_below_adamw_a_method_is(tmp_path) -> None:
