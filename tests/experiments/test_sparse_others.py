@@ -36,12 +36,18 @@ def test_a_cell_has_its_own_runs() -> None:
     kept = [
         row for row in kept_rows(FOLDER) if row["corpus"] == "wikitext-2" and row["epochs"] == 6 and not row["width"]
     ]
-    for method, share in (("AdamW", 0.95), ("MirrorAdam p = 1.1", 0.98), ("powerprop, alpha = 10", 0.9)):
-        own = [row for row in kept if method_of(row) == method]
-        tuned = min((r for r in own if r["note"] == "tune" and r["sparsity"] == 0.9), key=lambda r: r["validation"])
+    cells = [("AdamW", 0.95), ("AdamW", 0.0), ("MirrorAdam p = 1.1", 0.98), ("powerprop, alpha = 10", 0.9)]
+    for method, share in cells:
+        own, at = [row for row in kept if method_of(row) == method], 0.9 if share else 0.0
+        tuned = min((r for r in own if r["note"] == "tune" and r["sparsity"] == at), key=lambda r: r["validation"])
         wanted = {r["seed"]: r["test"] for r in own if r["note"] == "main" and r["sparsity"] == share}
         assert {r["lr"] for r in own if r["note"] == "main" and r["sparsity"] == share} == {tuned["lr"]}
         np.testing.assert_array_equal(rows.where(method=method, sparsity=share)["test"], [wanted[s] for s in (1, 2, 3)])
+    found = rows.where(
+        method="MirrorMuon p = 1.5", sparsity=0.98
+    )  # of a threshold and a rate of its head that it tuned
+    own = [row for row in kept if row["method"] == "mirror-muon" and row["note"] == "main" and row["sparsity"] == 0.98]
+    assert sorted(found["test"]) == sorted(row["test"] for row in own if row["lr"] == found["lr"][0])
     assert len(PUSHED) == sum(np.isfinite(rows.where(method=m, sparsity=0.9)["test"]).all() for m in PUSHED)
     taught = [row["test"] for row in kept if method_of(row) == TAUGHT and row["sparsity"] == 0.95]
     assert sorted(rows.where(method=TAUGHT, sparsity=0.95)["test"]) == sorted(taught)
