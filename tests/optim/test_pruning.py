@@ -137,6 +137,16 @@ def pruned_heads(model, **options):
     return GradualPruning(optimizer, 0.5, 10, initial=0.5, start=0, structure="head", heads=4, **options)
 
 
+def test_heads_of_layers_of_any_size_are_compared_by_their_entries():
+    wide, narrow = (nn.MultiheadAttention(width, 4) for width in (32, 16))
+    with torch.no_grad():
+        wide.in_proj_weight.fill_(0.5)
+        narrow.in_proj_weight.fill_(1.0)
+    pruned_heads(nn.ModuleList([wide, narrow]))  # 0.5 of all entries: of the wide layer's, which are four fifths
+    assert (wide.in_proj_weight == 0).any()
+    assert (narrow.in_proj_weight != 0).all()
+
+
 def test_heads_of_gpt2_are_columns():
     torch.manual_seed(0)
     model = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": nn.Linear(48, 16, bias=False), "conv": nn.Linear(4, 4)})})
@@ -174,6 +184,20 @@ def test_rigl_exchanges_weights_at_a_constant_share(name):
     assert changed > 2
 
 
+def test_at_p_2_an_exchange_is_that_of_adamw():
+    """What is taken back starts at 0 there: it moves."""
+    options = {"initial": 0.8, "start": 0.0, "regrow": 0.5}
+    found = []
+    for kind in (torch.optim.AdamW, MirrorAdam):
+        model = network(torch.float64)
+        optimizer = kind([{**group, "p": 2.0} for group in param_groups(model, 2.0)], lr=1e-2)
+        pruning = GradualPruning(optimizer, 0.8, STEPS, every=3, **options)
+        train(model, optimizer, pruning, range(STEPS))
+        found.append([w.detach() for w in model.parameters()])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
 def test_by_layer_every_matrix_keeps_its_share_in_an_exchange():
     options = {"initial": 0.8, "start": 0.0, "regrow": 0.5, "scope": "layer"}
     model, optimizer, pruning = start(OPTIMIZERS["AdamW"], **options)
@@ -207,6 +231,9 @@ def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
     nan = torch.tensor([torch.nan, 3.0, 1.0, torch.inf])
     assert smallest([nan], [1], 0.5)[0].tolist() == [False, True, True, False]
     assert smallest([nan], [1], 1.0)[0].tolist() == [False, True, True, False]
+    neighbours = torch.arange(10, dtype=torch.int32).add(torch.tensor(0.1).view(torch.int32)).view(torch.float32)
+    for count in range(11):
+        assert smallest([neighbours], [1], count / 10)[0].tolist() == [True] * count + [False] * (10 - count)
     rows = smallest([torch.tensor([1.0, 4.0]), torch.tensor([2.0, 3.0])], [10, 5], 0.5)
     assert [m.tolist() for m in rows] == [[True, False], [True, False]]
 
@@ -239,6 +266,14 @@ def test_without_named_groups_it_asks_what_to_prune():
         GradualPruning(optimizer, 0.9, 100)
     pruning = GradualPruning(optimizer, 0.9, 100, params=[model[0].weight])
     assert pruning.params == [model[0].weight]
+
+
+@pytest.mark.parametrize("wrong", [{7: torch.ones(2, 2)}, {0: torch.ones(2, 2)}])
+def test_masks_of_another_model_are_refused(wrong):
+    _, _, pruning = start(OPTIMIZERS["AdamW"])
+    with pytest.raises(AttsvmError, match="of other parameters"):
+        pruning.load_state_dict({"count": 3, "masks": wrong})
+    assert pruning.count == 0
 
 
 def test_regrowth_without_gradients_says_so():
