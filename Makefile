@@ -27,7 +27,7 @@ test: $(STAMP)  ## lint, type check and run the tests, side by side
 	$(MAKE) --no-print-directory -j2 lint tests
 
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 lint: $(STAMP)  ## ruff and pyright
 	$(BIN)/ruff check .

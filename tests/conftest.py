@@ -1,6 +1,11 @@
-"""What holds for every test: no example of Hypothesis is judged by the clock, and failures can be repeated."""
+"""What holds for every test: no example of Hypothesis is judged by the clock, failures can be repeated, and tests side
+by side take one thread each."""
 
 import gc
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded: threads that wait for a core took 15 times as long
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 
