@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from attsvm import AttsvmError, Geometry, Lp, MarginProblem, MaxMargin, TokenData, att_svm, gen_svm, solve, sphere
 from attsvm.svm import _certify, _exact, _lp, _memory, _nuclear
-from attsvm.svm._rows import Rows
+from attsvm.svm._rows import Rows, System
 
 ALL = ["l1.1", "l1.5", "l2", "l3", "l4", "l10", "nuclear"]
 
@@ -215,6 +215,24 @@ def test_equalities_hold_to_the_violation() -> None:
     assert (solution.violation < 1e-12).all()
     assert_true(problem, solution)
     assert (solve(att_svm(data), "l3").violation == 0).all()
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_the_violation_bounds_that_of_real_numbers_at_any_scale_of_w(size: float, double: bool) -> None:
+    """The first row is an equality, a·W = 0, and W is given at another scale than it is returned with."""
+    torch.manual_seed(0)
+    trials, d = 40, 6
+    A, W = torch.randn(trials, 1, 3, d, dtype=torch.float64), torch.randn(trials, d, 1, dtype=torch.float64)
+    A[:, 0, 1:] *= (A[:, 0, 1:] @ W).sign()  # the others are inequalities that W satisfies
+    first = A[:, 0, 0]
+    A[:, 0, 0] = first - (first[:, None] @ W)[..., 0] * W[..., 0] / W.square().sum(1)
+    b = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64).expand(trials, 3)
+    system = System(Rows(A, torch.ones(trials, 1, 1, dtype=torch.float64)), b, b > 0, b == 0)
+    found, _, violation = _certify._feasible(system, Lp(2), size * W, double)
+    assert found.isfinite().all()
+    for a, w, bound in zip(A[:, 0, 0].tolist(), found[..., 0].tolist(), violation[:, 0].tolist()):
+        assert abs(sum(Fraction(x) * Fraction(y) for x, y in zip(a, w))) <= Fraction(bound)
 
 
 def test_why_names_equal_tokens_and_opposite_rows() -> None:
