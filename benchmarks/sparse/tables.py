@@ -350,9 +350,8 @@ def main(source: Path | None) -> None:
     settings = {name: matching(imdb, wanted) for name, wanted in SETTINGS.items()}
     lines = [line for name, own in settings.items() for line in setting_table(name, own)]
     lines += penalty_table(next(iter(settings.values())), PENALTY_ON_IMDB)
-    lines += (
-        relative_table(next(iter(settings.values()))) + front_table(settings, FRONT_ON_IMDB) + start_table(settings)
-    )
+    lines += relative_table(next(iter(settings.values())))
+    lines += front_table(settings, FRONT_ON_IMDB) + start_table(settings)
     lines += explored_table([row for row in imdb if row["note"] == "explore"])
     wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})
     lines += setting_table("WikiText-2", wikitext, WIKITEXT)
