@@ -35,6 +35,7 @@ __all__ = [
     "by_penalty",
     "chosen_rate",
     "curves",
+    "dense_line",
     "exact_zeros",
     "from_rows",
     "kept_rows",
@@ -222,6 +223,13 @@ def _curve(ax: Axes, rows: Rows, look: Series, label: str, value: str) -> None:
     for marks, face in ((fresh, look.colour), (~fresh, "white")):
         style: dict[str, Any] = {"color": look.colour, "markerfacecolor": face, "ms": 5, "capsize": 3}
         ax.errorbar(x[marks], mean[marks], np.nan_to_num(half[marks]), fmt=look.marker, ls="none", **style)
+
+
+def dense_line(ax: Axes, rows: Rows) -> None:
+    """The mean loss of dense AdamW."""
+    dense = rows.where(method="AdamW", sparsity=0.0)["test"]
+    if np.isfinite(dense).any():
+        ax.axhline(float(np.nanmean(dense)), color="0.6", lw=0.8)
 
 
 def below(ax: Axes, rows: Rows, methods: Sequence[str], title: str) -> None:

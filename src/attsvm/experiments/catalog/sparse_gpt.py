@@ -23,6 +23,7 @@ from attsvm.experiments.sparse_rows import (
     below,
     by_penalty,
     curves,
+    dense_line,
     exact_zeros,
     from_rows,
     leads,
@@ -69,10 +70,9 @@ def figure(rows: Rows) -> Figure:
         panels[setting] = setting, (*EVERYWHERE, *([TAUGHT[setting]] if setting in TAUGHT else []))
     for ax, (title, (setting, methods)) in zip(flat, panels.items()):
         own = rows.where(setting=setting)
-        dense = own.where(method="AdamW", sparsity=0.0)["test"]
         names = dict.fromkeys(TAUGHT.values(), "Muon, with a teacher")
         curves(ax, own, methods, names=names | ({"AdamW": "AdamW, pruned"} if "pAdam" in methods else {}))
-        ax.axhline(dense[np.isfinite(dense)].mean() if np.isfinite(dense).any() else np.nan, color="0.6", lw=0.8)
+        dense_line(ax, own)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
     below(flat[-1], rows.where(setting=first), METHODS[1:], first)

@@ -22,6 +22,7 @@ from attsvm.experiments.sparse_rows import (
     SHARES,
     by_penalty,
     curves,
+    dense_line,
     exact_zeros,
     from_rows,
     leads,
@@ -62,10 +63,9 @@ def figure(rows: Rows) -> Figure:
         "zeros by a penalty": ("AdamW", *PENALTIES),
         "combined": ("MirrorAdam p = 1.1", *PUSHED),
     }
-    dense = rows.where(method="AdamW", sparsity=0.0)["test"]
     for ax, (title, methods) in zip(flat, panels.items()):
         curves(ax, rows, methods, names=PUSHED | {"AdamW": "AdamW, pruned"} if "AdaBreg" in methods else PUSHED)
-        ax.axhline(dense[np.isfinite(dense)].mean() if np.isfinite(dense).any() else np.nan, color="0.6", lw=0.8)
+        dense_line(ax, rows)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per byte pair")
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
