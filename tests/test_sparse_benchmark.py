@@ -83,6 +83,7 @@ def test_muon_is_that_of_torch() -> None:
 
 
 MUON_FIRST = {"muon_until": 0.2, "muon_lr": 0.004}
+SHORTER = {"teacher_epochs": 1}
 METHODS = (
     {"method": "adamw"},
     {"method": "muon"},
@@ -97,6 +98,7 @@ METHODS = (
         "method": "mirror",
         "options": {"p": 1.1, "distil": 0.5, "teacher_lr": 0.004, **MUON_FIRST},
     },
+    {"method": "mirror-muon", "options": {"p": 1.5, "head_lr": 0.01, "distil": 0.8, "teacher_lr": 0.01, **SHORTER}},
     {"method": "powerprop", "options": {"alpha": 2.0}},
     {"method": "padam", "options": {"q": 0.8, "decay": 0.01}},
     {"method": "adamw", "options": {"by": "first order"}},

@@ -196,7 +196,7 @@ def train_family(
 
     run = from_start()
     if "distil" in family.options:
-        run.learn_from_muon(float(family.options["teacher_lr"]), start_weights)
+        run.learn_from_muon(start_weights)
     run.advance(common)
     start = run.snapshot() if common else None
     for sparsity in family.sparsities:
@@ -319,14 +319,17 @@ class Run:
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - began
 
-    def learn_from_muon(self, lr: float, start: dict[str, Tensor]) -> None:
+    def learn_from_muon(self, start: dict[str, Tensor]) -> None:
         """Train a dense teacher with Muon, from the same start; then go back to it."""
         own = self.family
-        by_muon = replace(own, method="muon", options={}, lr=lr, sparsities=(), start=0.0, end=0.0, note="teacher")
+        lr, epochs = float(own.options["teacher_lr"]), float(own.options.get("teacher_epochs", own.epochs))
+        by_muon = replace(
+            own, method="muon", options={}, lr=lr, epochs=epochs, sparsities=(), start=0.0, end=0.0, note="teacher"
+        )
         key = (by_muon.key(0.0), self.shape)
         if key not in _teachers:
-            teacher = Run(by_muon, self.corpus, self.shape, self.losses, self.model, self.total, self.fused)
-            teacher.advance(self.total)
+            total = self.corpus.steps(self.shape, epochs)
+            Run(by_muon, self.corpus, self.shape, self.losses, self.model, total, self.fused).advance(total)
             _teachers.clear()
             _teachers[key] = copy.deepcopy(self.model).eval().requires_grad_(False)
         self.teacher = _teachers[key]

@@ -18,6 +18,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
 SETTING = next(iter(SETTINGS))
 TAUGHT_MUON = '{"distil": 0.5, "teacher_lr": 0.006}'
+(MUON,) = (taught for taught in TAUGHT if taught.setting == SETTING and taught.name == "Muon")
 
 
 def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tuple[float, ...] = ()) -> str:
@@ -73,7 +74,7 @@ def test_longer_runs_are_not_mixed_with_the_others(tmp_path) -> None:
     longer = [row | {"epochs": 8.0, "test": 3.0} for row in rows]
     pq.write_table(pa.Table.from_pylist(rows + longer), folder / "rows.parquet")
     kept_rows.cache_clear()
-    found = rows_of(str(folder)).where(setting=SETTING, method=TAUGHT[SETTING], sparsity=0.9)["test"]
+    found = rows_of(str(folder)).where(setting=SETTING, method=MUON.method, sparsity=0.9)["test"]
     np.testing.assert_array_equal(found, [4.0, 4.1, 4.2])
 
 

@@ -88,6 +88,7 @@ def test_one_rate_for_all_is_judged_by_its_worst_model() -> None:
     assert rate == sparse_lr.RATES[0]
     np.testing.assert_array_equal(lost, [1.0, 0.0])
     found = sparse_lr.losses(rows_of("sparse-lr"), "MirrorAdam p = 1.1")
-    assert found.shape == (2, 6, 7)
-    assert (np.isinf(found[:, :, -1]).sum(1) >= 4).all()  # lr = 0.1 breaks down
+    assert found.shape == (3, 6, 7)
+    assert (found[:, :, -1] > found.min(-1) + 1).all()  # lr = 0.1 breaks down
+    assert np.isinf(found[:, :, -1]).any(1).all()  # on every seed some run ends without a loss
     assert len(np.unique(found[np.isfinite(found)])) == np.isfinite(found).sum()  # seeds are runs of their own

@@ -121,8 +121,9 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
                           "is not one.") from error  # fmt: skip
 
 
-def from_rows(*, trials: int = len(SEEDS), **facts: Any) -> Experiment:
+def from_rows(**facts: Any) -> Experiment:
     """An experiment that only reads kept rows: all its trials at once, also in its quick form."""
+    trials = len(SEEDS)
     return Experiment(**facts, trials=trials, quick=trials, batch=trials, needs=(SOURCE,), cost=lambda params: 0.01)
 
 
@@ -213,14 +214,15 @@ def _curve(ax: Axes, rows: Rows, look: Series, label: str, value: str) -> None:
     for _, columns in rows:
         there = np.isfinite(columns[value])
         if there.any():
-            points.append((100 * (1 - columns["zeros"][there].mean()), *interval(columns[value][there]), True))
+            share = 100 * (1 - columns["zeros"][there].mean())
+            points.append((share, *interval(columns[value][there]), there.sum() > 1))
         elif np.isfinite(columns[alone][0]):
             points.append((100 * (1 - columns["tuned_zeros"][0]), columns[alone][0], np.nan, False))
     if not points:
         return
-    x, mean, half, fresh = (np.array(column) for column in zip(*sorted(points)))
-    ax.plot(x, mean, color=look.colour, ls=look.line, lw=1.4, label=label)
-    for marks, face in ((fresh, look.colour), (~fresh, "white")):
+    x, mean, half, several = (np.array(column) for column in zip(*sorted(points)))
+    ax.plot(x, mean, look.marker, color=look.colour, ls=look.line, lw=1.4, ms=5, markevery=[], label=label)
+    for marks, face in ((several, look.colour), (~several, "white")):
         style: dict[str, Any] = {"color": look.colour, "markerfacecolor": face, "ms": 5, "capsize": 3}
         ax.errorbar(x[marks], mean[marks], np.nan_to_num(half[marks]), fmt=look.marker, ls="none", **style)
 

@@ -9,15 +9,25 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import OURS, POWERPROP, by_penalty, curves, exact_zeros, from_rows, read, share_axis
+from attsvm.experiments.sparse_rows import (
+    MIRROR_MUON,
+    OURS,
+    POWERPROP,
+    by_penalty,
+    curves,
+    exact_zeros,
+    from_rows,
+    read,
+    share_axis,
+)
 from attsvm.experiments.transformers import nothing_yet
 
 CORPUS = {"corpus": "imdb-labels"}
-METHODS = ("AdamW", *OURS, POWERPROP, "powerprop, alpha = 2", "Muon", "RigL")
+METHODS = ("AdamW", *OURS, POWERPROP, "powerprop, alpha = 2", "Muon", MIRROR_MUON, "RigL")
 PROXIMAL = "MirrorAdam p = 2, l1"
 """L1-proximal AdamW."""
 PENALTIES = (PROXIMAL, "MirrorAdam p = 1.5, l1 of W", "AdaBreg", "pAdam")
-SHARES = (0.0, 0.9, 0.98, 0.998)
+SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.998)
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
