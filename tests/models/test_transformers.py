@@ -218,3 +218,17 @@ def test_gpt_is_checked_and_its_head_is_the_embedding_or_its_own():
         model(torch.zeros(1, 13, dtype=torch.long))
     with pytest.raises(AttsvmError, match="multiple of heads"):
         GPT(width=10, heads=4)
+    with pytest.raises(AttsvmError, match="start must be gpt2 or linear"):
+        GPT(start="torch")
+
+
+def test_the_matrices_of_a_gpt_start_as_asked():
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 200, "length": 12, "width": 64, "layers": 2, "heads": 2, "tied": False}
+    for start, reads, writes in (("gpt2", 0.02, 0.01), ("linear", 1 / 64**0.5 / 3**0.5, 1 / 64**0.5 / 3**0.5)):
+        model = GPT(**sizes, start=start)
+        block = model.blocks[1]
+        assert model.head is not None
+        for weight, deviation in ((block.qkv.weight, reads), (block.out.weight, writes), (model.head.weight, reads)):
+            assert weight.std().item() == pytest.approx(deviation, rel=0.05)
+        assert model.words.weight.std().item() == pytest.approx(0.02, rel=0.05)

@@ -202,6 +202,8 @@ def test_no_cuda_is_said() -> None:
         ({"optimizer": "mirror-adam", "rest_lr": -1}, "rest_lr must be finite and at least 0"),
         ({"optimizer": "adamw", "rest_lr": 1e-3}, "rest_lr is for mirror optimizers"),
         ({"rest_lr": 1e-3}, 'rest_lr is for mirror optimizers with groups="matrices"'),
+        ({"head_lr": -1}, "head_lr must be finite and at least 0"),
+        ({"head_lr": 1e-3, "optimizer": "adamw"}, "head_lr is for mirror-muon, but optimizer is adamw"),
         ({"bf16": "no"}, "bf16 must be True or False"),
         ({"sizes": None}, "sizes must map names to numbers"),
         ({"sizes": {"dropout": 2}}, "dropout must be a number between 0 and 1, but got int 2"),

@@ -295,6 +295,9 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         ),
         (["synthetic", "--scope", "relative"], "set sparsity as well"),
         (["synthetic", "--optimizer", "sgd", "--rest-lr", "1e-3"], "--rest-lr is for .* --optimizer is sgd"),
+        (["synthetic", "--own-head"], "--own-head is for --model gpt: leave it out"),
+        (["synthetic", "--start", "linear"], "--start is for --model gpt"),
+        (["synthetic", "--head-lr", "1e-3"], "--head-lr is for mirror-muon, but --optimizer is mirror-descent"),
         (["synthetic", "--moments-of", "mirror"], "--moments-of is for mirror-adam, but --optimizer is mirror-descent"),
         (
             ["synthetic", "--optimizer", "adamw", "--p", "1.1"],

@@ -86,7 +86,7 @@ def test_a_planned_run_is_not_continued_for_longer(tmp_path: Path) -> None:
 
 
 def test_settings_of_older_runs_are_as_they_were() -> None:
-    assert not {"schedule", "warmup", "clip", "sparsity", "scope", "rest_lr"} & set(settings().to_dict())
+    assert not {"schedule", "warmup", "clip", "sparsity", "scope", "rest_lr", "head_lr"} & set(settings().to_dict())
     assert settings(**COSINE).to_dict()["warmup"] == 0.2
 
 
@@ -138,6 +138,22 @@ def test_embeddings_and_vectors_have_their_own_rate(planned: dict[str, Any]) -> 
     assert chosen.rate(1, 10, "vectors") == 0 < chosen.rate(1, 10, "matrices") == chosen.rate(1, 10)
 
 
+def test_a_head_of_its_own_has_its_own_rate(tmp_path: Path) -> None:
+    own = SIZES | {"tied": False, "start": "linear", "vocabulary": 200}  # ten times as long as wide, and more
+    chosen = settings(optimizer="mirror-muon", p=2.0, epochs=1, head_lr=0.0, sizes=own, **COSINE)
+    start = fit(TEXTS.next_tokens(), settings(optimizer="sgd", lr=0.0, epochs=1, sizes=own)).model
+    end = fit(TEXTS.next_tokens(), chosen, out=tmp_path).model
+    for (name, before), after in zip(start.named_parameters(), end.parameters()):
+        assert torch.equal(before, after) == (name == "head.weight"), name
+    loaded = load_model(tmp_path)
+    assert isinstance(loaded, GPT)
+    assert loaded.head is not None
+    assert torch.equal(loaded.head.weight, end.head.weight)  # type: ignore[union-attr]
+    for wrong in (chosen.sizes | {"tied": True}, SIZES | {"tied": False, "vocabulary": 60}):  # no head, a short one
+        with pytest.raises(AttsvmError, match="head_lr is for a head that is not the embedding"):
+            fit(TEXTS.next_tokens(), settings(optimizer="mirror-muon", p=2.0, head_lr=1e-3, sizes=wrong))
+
+
 def test_the_threshold_is_of_the_scope() -> None:
     shares = {}
     for scope in ("global", "layer"):
@@ -161,6 +177,15 @@ def test_the_command_prunes_a_gpt(tmp_path: Path) -> None:
     assert said.startswith("1 epoch (all epochs done): ")
     assert "90.0% of the matrices' entries are 0" in said
     assert "epoch 1 (90.0% zeros), the best on the test split by accuracy of the next token" in said
-    assert isinstance(load_model(tmp_path), GPT)
+    made = load_model(tmp_path)
+    assert isinstance(made, GPT)
+    assert made.head is None
+    own = [*arguments, "--own-head", "--start", "linear"]
+    own[own.index(str(tmp_path))] = str(tmp_path / "own")
+    assert CliRunner().invoke(app, own).exit_code == 0
+    made = load_model(tmp_path / "own")
+    assert isinstance(made, GPT)
+    assert made.head is not None
+    assert (made.head.weight == 0).float().mean() > 0.5  # pruned with the others
     refused = CliRunner().invoke(app, ["transformer", "fit", "tiny-images", "--out", "x", *how[:6], "--lr", "1"])
     assert refused.exit_code != 0

@@ -52,6 +52,11 @@ class Model(StrEnum):
     gpt = "gpt"
 
 
+class Start(StrEnum):
+    gpt2 = "gpt2"
+    linear = "linear"
+
+
 class Schedule(StrEnum):
     constant = "constant"
     cosine = "cosine"
@@ -81,6 +86,7 @@ _USED_BY = {
     "momentum": ("mirror-descent", "sgd"),
     "moments_of": ("mirror-adam",),
     "rest_lr": _MIRROR,
+    "head_lr": ("mirror-muon",),
 }
 """Options that only these optimizers use, and"""
 _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "vit", "patch": "vit", "images": "vit"}
@@ -97,8 +103,18 @@ def fit_command(
         float | None,
         typer.Option(min=0, help="Step size of embeddings and vectors, where p is for matrices.", show_default="--lr"),
     ] = None,
+    head_lr: Annotated[
+        float | None,
+        typer.Option(min=0, help="Step size of mirror-muon on --own-head, Adam's step.", show_default="--lr"),
+    ] = None,
     tokenizer: TokenizerOption = None,
     model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
+    own_head: Annotated[
+        bool, typer.Option("--own-head", help="The head of gpt is a matrix of its own, not the embedding.")
+    ] = False,
+    start: Annotated[
+        Start, typer.Option(help="Initial weights of gpt's matrices: GPT-2's, or nn.Linear's.")
+    ] = Start.gpt2,
     optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
     p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is SGD, AdamW or Muon.")] = 1.1,
     groups: Annotated[
@@ -176,11 +192,16 @@ def fit_command(
             allowed = " and ".join(filter(None, [", ".join(_USED_BY[name][:-1]), _USED_BY[name][-1]]))
             option = name.replace("_", "-")
             raise AttsvmError(f"--{option} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
+    for name in _given(context, ["own_head", "start"]):
+        if model is not Model.gpt:
+            raise AttsvmError(f"--{name.replace('_', '-')} is for --model gpt: leave it out.")
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
     _refuse_unused(context, data, loaded.kind)
-    own = {"length": length} if loaded.kind == "text" else {"patch": patch}
+    own: dict[str, Any] = {"length": length} if loaded.kind == "text" else {"patch": patch}
     if model is Model.gpt:
         loaded = loaded.next_tokens()
+        own |= {"tied": False} if own_head else {}
+        own |= {"start": start.value} if start is not Start.gpt2 else {}
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
     settings = Settings(
         optimizer=optimizer.value,
@@ -205,6 +226,7 @@ def fit_command(
         sparsity=sparsity,
         scope=scope.value,
         rest_lr=rest_lr,
+        head_lr=head_lr,
         distil=0.0 if teacher is None else distil,
     )
     taught_by = None if teacher is None else load_model(teacher, tokenizer=loaded.tokenizer)

@@ -26,7 +26,8 @@ class GPT(nn.Module):
 
     Token t attends to the tokens up to t. The head H is the embedding E itself, or with ``tied=False`` a matrix of its
     own. Weights start as in GPT-2: normal with a deviation of 0.02, smaller by
-    :math:`\sqrt{2L}` where a sub-layer writes into the residual stream.
+    :math:`\sqrt{2L}` where a sub-layer writes into the residual stream; with ``start="linear"`` matrices start as those
+    of ``nn.Linear``.
 
     Args:
         vocabulary: number of tokens.
@@ -35,6 +36,7 @@ class GPT(nn.Module):
         layers, heads: number of layers, and of attention heads in each.
         dropout: of the embedding and of every sub-layer's output.
         tied: whether the head is the embedding.
+        start: initial weights of the matrices, "gpt2" or "linear".
 
     Example:
         >>> model = GPT(vocabulary=100, length=16, width=32, layers=2, heads=4)
@@ -57,8 +59,11 @@ class GPT(nn.Module):
         heads: int = 6,
         dropout: float = 0.0,
         tied: bool = True,
+        start: str = "gpt2",
     ) -> None:
         super().__init__()
+        if start not in ("gpt2", "linear"):
+            raise AttsvmError(f"start must be gpt2 or linear, but got {start!r}.")
         layers, dropout = as_count("layers", layers), as_dropout(dropout)
         if as_count("width", width) % as_count("heads", heads):
             raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
@@ -71,9 +76,9 @@ class GPT(nn.Module):
         self.head = None if tied else nn.Linear(width, vocabulary, bias=False)
         self.dropout = nn.Dropout(dropout)
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Embedding if start == "linear" else nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
-        for block in blocks:
+        for block in blocks if start == "gpt2" else ():
             for writes in (block.out, block.contract):
                 nn.init.normal_(writes.weight, std=0.02 / math.sqrt(2 * layers))
 

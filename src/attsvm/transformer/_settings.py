@@ -20,7 +20,7 @@ from attsvm.transformer._data import Data, Images, Texts
 LENGTH = 512
 """The default of TextTransformer."""
 SCHEDULES = ("constant", "cosine")
-_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of", "scope", "rest_lr", "distil")
+_LATER = ("schedule", "warmup", "clip", "sparsity", "moments_of", "scope", "rest_lr", "head_lr", "distil")
 _REST = ("embeddings", "vectors")
 MIRROR = {"mirror-descent": MirrorDescent, "mirror-adam": MirrorAdam, "mirror-muon": MirrorMuon}
 OPTIMIZERS = (*MIRROR, "sgd", "adam", "adamw")
@@ -34,6 +34,7 @@ class Settings:
     p              exponent of the mirror optimizers
     lr             step size; the largest, if it is scheduled
     rest_lr        the same of embeddings and vectors, where groups are "matrices"; None is lr
+    head_lr        the same of a head that mirror-muon gives Adam's step, such as a language model's own; None is lr
     schedule       "constant", or "cosine": lr falls to 0 along half a cosine until the last epoch ends
     warmup         over this share of all steps lr rises from 0
     clip           largest norm of all gradients together; 0 is no bound
@@ -79,6 +80,7 @@ class Settings:
     moments_of: str = "weight"
     scope: str = "global"
     rest_lr: float | None = None
+    head_lr: float | None = None
     distil: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class Settings:
                 raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {getattr(self, name)}.")
         for name in ("lr", "stop", "momentum", "clip"):
             as_real(name, getattr(self, name), 0.0)
-        for name in ("weight_decay", "rest_lr"):
+        for name in ("weight_decay", "rest_lr", "head_lr"):
             if getattr(self, name) is not None:
                 as_real(name, getattr(self, name), 0.0)
         if not as_real("distil", self.distil, 0.0) <= 1:
@@ -105,6 +107,8 @@ class Settings:
             raise AttsvmError(f'scope="{self.scope}" is the threshold of pruning: set sparsity as well.')
         if self.rest_lr is not None and (self.optimizer not in MIRROR or self.of_weights == "all"):
             raise AttsvmError('rest_lr is for mirror optimizers with groups="matrices": AdamW is mirror-adam at p = 2.')
+        if self.head_lr is not None and self.optimizer != "mirror-muon":
+            raise AttsvmError(f"head_lr is for mirror-muon, but optimizer is {self.optimizer}: leave it out.")
         if not as_real("p", self.p, 1.0) > 1:
             raise AttsvmError(f"p must be above 1 and finite, but got {self.p}.")
         if self.moments_of == "mirror" and (self.optimizer != "mirror-adam" or self.groups == "all"):
@@ -137,7 +141,8 @@ class Settings:
 
     def rate(self, step: int, steps: int, group: str = "") -> float:
         """lr of a step, the first being 0, of so many, and of a group of weights."""
-        warm, lr = self.warmup * steps, self.lr if self.rest_lr is None or group not in _REST else self.rest_lr
+        own = self.rest_lr if group in _REST else self.head_lr if group == "heads" else None
+        warm, lr = self.warmup * steps, self.lr if own is None else own
         if step < warm:
             return lr * (step + 1) / (warm + 1)
         if self.schedule == "constant":
@@ -185,7 +190,10 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     if name == "mirror-adam":
         options["moments_of"] = settings.moments_of
     rest = {} if settings.rest_lr is None else {"lr": settings.rest_lr}
-    return mirror(param_groups(model, settings.p, embeddings=rest, vectors=rest), **options)
+    made = mirror(param_groups(model, settings.p, embeddings=rest, vectors=rest), **options)
+    if settings.head_lr is not None and not any(group.get("name") == "heads" for group in made.param_groups):
+        raise AttsvmError("head_lr is for a head that is not the embedding, but there is none: leave it out.")
+    return made
 
 
 def make_pruning(
