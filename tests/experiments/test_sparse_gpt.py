@@ -12,7 +12,7 @@ import pytest
 from attsvm import AttsvmError
 from attsvm.experiments import CATALOG, Rows, run
 from attsvm.experiments.catalog.sparse_gpt import SETTINGS, TAUGHT
-from attsvm.experiments.sparse_rows import kept_rows
+from attsvm.experiments.sparse_rows import kept_rows, method_of
 
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
@@ -115,6 +115,11 @@ def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None
     rows = rows_of(str(folder))
     assert [check for check in EXPERIMENT.checks(rows) if check.passed and "exact zeros" in check.name]
     assert json.dumps([row["options"] for row in kept_rows(str(folder))])
+    for taught in TAUGHT:
+        found = rows.where(setting=taught.setting, method=taught.method)["test"]
+        own = [row for row in kept_rows(str(folder)) if method_of(row) == taught.method and row["seed"]]
+        assert sorted(found[np.isfinite(found)]) == sorted(row["test"] for row in own)
+        assert {row["epochs"] for row in own} == {taught.epochs}
 
 
 def test_the_runner_takes_it(tmp_path) -> None:
