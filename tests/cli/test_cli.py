@@ -80,6 +80,7 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
         (["solve", "data.npz", "--norm", "l0.5"], 1, "1 ≤ p"),
         (["solve", "data.npz", "--norm", "spectral3"], 1, "not a geometry"),
         (["solve", "data.npz", "--tokens", "0,1"], 1, "must have n·K = 3 numbers"),
+        (["solve", "data.npz", "--tokens", ",".join("0" * 300)], 1, "must have n·K = 3 numbers"),  # too long for a name
         (["solve", "data.npz", "--tokens", "0,1,9"], 1, "tokens must be in 0..3"),
         (["solve", "data.npz", "--tokens", "a,b"], 1, "--tokens must be"),
         (["solve", "data.npz", "--tokens", "odd.txt"], 1, "as many in every line"),

@@ -49,7 +49,10 @@ def test_columns_of_every_kind_come_back(tmp_path: Path) -> None:
     assert timing == TIMING
 
 
-@pytest.mark.parametrize("columns", [{"d": np.zeros(4)}, {"seconds": np.zeros(4)}, {"x": np.zeros(3)}])
+@pytest.mark.parametrize(
+    "columns",
+    [{"d": np.zeros(4)}, {"seconds": np.zeros(4)}, {"x": np.zeros(3)}, {"x": np.zeros(())}, {"x": np.zeros((4, 0))}],
+)
 def test_wrong_columns_are_refused(tmp_path: Path, columns: dict[str, np.ndarray]) -> None:
     batch = make().batches(quick=True)[0]
     with pytest.raises(AttsvmError, match="column"):

@@ -61,6 +61,37 @@ def test_masks_of_torch_keep_zeros_in_a_further_training():
     assert torch_prune.is_pruned(model)
 
 
+def test_a_tied_weight_is_masked_wherever_it_is():
+    a, b = nn.Linear(6, 6), nn.Linear(6, 6)
+    b.weight = a.weight
+    masks = prune(nn.Sequential(a, b), 0.5, keep_masks=True)
+    assert len(masks) == 1
+    assert torch.equal(a.weight, b.weight)
+    assert (b.weight == 0).double().mean() == 0.5
+
+
+def test_inputs_weigh_masked_layers_and_modes_stay():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    model[1].eval()  # frozen, in a model that trains
+    batches = [torch.randn(5, 6) for _ in range(4)]
+    prune(model, 0.5, keep_masks=True)
+    prune(model, 0.75, inputs=batches)
+    assert [m.training for m in model] == [True, False, True]
+    for layer, kept in ((model[0], 2), (model[2], 2)):  # of 6 and of 8 entries in a row
+        assert ((layer.weight_orig != 0).sum(1) == kept).all()
+    single = nn.Linear(4, 3)
+    prune(single, 0.5, inputs=[torch.tensor([1.0, 10.0, 1.0, 10.0])])
+    assert (single.weight[:, 1::2] != 0).sum() >= 3
+
+
+def test_a_report_of_nothing():
+    assert sparsity_report(nn.ModuleList([nn.Linear(3, 3, bias=False)])).zeros == 0
+    empty = nn.Module()
+    empty.register_parameter("weight", nn.Parameter(torch.ones(4, 0)))
+    assert sparsity_report(empty).zeros == 0
+
+
 def test_the_report_counts_zeros_spread_and_cost():
     model = gpt()
     with torch.no_grad():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from two_processes import run_pair
 
+from attsvm import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, lightning_pruning, param_groups, trainer_pruning
 
 # What these packages warn of (no GPU, few workers, deprecations of their own) is not ours.
@@ -173,10 +174,11 @@ def test_trainer_learns(tmp_path):
     assert accuracy > 0.95
 
 
+@pytest.mark.parametrize("options", [{}, {"initial": 0.3, "start": 0.0, "end": 0.5}], ids=str)
 @pytest.mark.parametrize("make", [MAKERS["adam"], lambda model: torch.optim.AdamW(param_groups(model), lr=2e-3)])
-def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make):
+def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make, options):
     def trainer(folder: str, model: nn.Module, kill_at: int | None = None) -> Any:
-        callbacks = [trainer_pruning(0.7, every=1)]
+        callbacks = [trainer_pruning(0.7, every=1, **options)]
         return hf_trainer(tmp_path / folder, model, kill_at, optimizers=(make(model), None), callbacks=callbacks)
 
     straight, killed, resumed = bert(), bert(), bert()
@@ -376,3 +378,7 @@ def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
     trainer = lightning_trainer(callbacks=[lightning_pruning(0.7, every=1, end=0.6)], **options)
     trainer.fit(resumed, loader, ckpt_path=str(tmp_path / "half.ckpt"))
     assert same(straight, resumed)
+    options |= {"max_epochs": -1}
+    endless = lightning_trainer(callbacks=[lightning_pruning(0.7)], **options)
+    with pytest.raises(AttsvmError, match="set max_epochs or max_steps"):
+        endless.fit(lightning_module(make), loader)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from attsvm import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, from_torch, param_groups, starting_lr
+from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, from_torch, param_groups, starting_lr
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -143,6 +143,7 @@ OTHERS = {
     "AdamW": torch.optim.AdamW,
     "MirrorDescent": MirrorDescent,
     "MirrorAdam": MirrorAdam,
+    "MirrorMuon": MirrorMuon,
 }
 
 

@@ -40,6 +40,24 @@ def pruned_entries(optimizer: torch.optim.Optimizer, w: Tensor, mask: Tensor) ->
     return torch.cat([value[~mask] for value in values])
 
 
+@pytest.mark.parametrize("by", ["tensor", "group"])
+@in_all_precisions
+def test_the_norm_of_a_step_does_not_see_pruned_entries(by, p, dtype, device, form):
+    size = 6000
+    mask = (torch.arange(size) % 3 > 0).to(device)
+    results = []
+    for pruned in (0.0, 100.0, torch.nan):
+        w = nn.Parameter((0.1 * gradients(1, size)[0]).to(device, dtype))
+        optimizer = MirrorDescent([w], lr=0.1, p=p, normalize=by, **form)
+        optimizer.set_mask(w, mask)
+        w.grad = torch.where(mask, gradients(1, size, seed=1)[0].to(device), pruned).to(dtype)
+        optimizer.step()
+        results.append(w.detach())
+    assert results[0].isfinite().all()
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 @pytest.mark.parametrize("name", ["descent", "adam"])
 @in_all_precisions
 def test_pruned_entries_are_exact_zeros_and_others_do_not_notice(name, p, dtype, device, form):

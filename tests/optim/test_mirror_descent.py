@@ -272,7 +272,8 @@ def test_normalised_steps_have_the_size_of_lr():
     params, (grads,) = start(dtype=torch.float64), random_gradients(1)
     for by in ("tensor", "group"):
         for scale in (1.0, 1e-30):  # |g|^11 underflows even in float64
-            norms = dual_norms([scale * g.double() for g in grads], 1.1, by)
+            scaled = [scale * g.double() for g in grads]
+            norms = dual_norms(scaled, scaled, 1.1, by)
             scaled = [scale * g.double() / n for g, n in zip(grads, norms)]
             sizes = torch.stack([Lp(11).norm(g.flatten()[:, None]) for g in scaled])
             size = sizes if by == "tensor" else Lp(11).norm(sizes[:, None])

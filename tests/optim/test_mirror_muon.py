@@ -291,6 +291,21 @@ def test_an_exchange_still_sees_the_gradients_of_pruned_entries() -> None:
     assert (pruned & pruning.masks()[w]).any()  # some have grown back
 
 
+@pytest.mark.parametrize("form", [{}, {"foreach": False}, {"fused": True}, {"keep_mirror": False}], ids=str)
+@pytest.mark.parametrize("data", [False, True])
+def test_the_gradient_of_the_mirror_variable_is_at_the_edited_weight(data: bool, form: dict) -> None:
+    w = nn.Parameter(gradients(6, 8, count=1)[0].float())
+    optimizer = MirrorMuon([w], p=1.5, momentum=0.5, **form)
+    trained(w, optimizer, gradients(6, 8, count=2))
+    with torch.no_grad():
+        (w.data if data else w)[:3] *= 0.01
+    before, grad = w.detach().clone(), gradients(6, 8, count=1, seed=2)[0].float()
+    buffer = optimizer.state[w]["momentum_buffer"].clone()
+    trained(w, optimizer, [grad])
+    expected = 0.5 * buffer + 0.5 * grad * 2 * before.abs().sqrt()  # dw/dθ = 2|θ|
+    torch.testing.assert_close(optimizer.state[w]["momentum_buffer"], expected, rtol=1e-5, atol=1e-7)
+
+
 def test_a_copy_steps_alone() -> None:
     model = network()
     optimizer = MirrorMuon(param_groups(model, p=1.5), lr=0.02)

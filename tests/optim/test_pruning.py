@@ -1,6 +1,8 @@
 """Gradual pruning: what is 0, when, and that a stopped training goes on with the same bits."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -92,6 +94,27 @@ def test_a_stopped_training_goes_on_bit_for_bit(make, at, regrow, tmp_path):
     train(*parts, range(at, STEPS))
     assert same(model, parts[0])
     assert all(torch.equal(a, b) for a, b in zip(pruning.masks().values(), parts[2].masks().values(), strict=True))
+
+
+@with_all
+@pytest.mark.parametrize("options", [{"initial": 0.3}, {"initial": 0.8, "regrow": 0.3}], ids=["gradual", "rigl"])
+def test_the_initial_share_is_not_pruned_again_in_a_resumed_training(make, options, tmp_path):
+    """Trainers load the optimizer's state before they make the pruning."""
+    model, optimizer, pruning = start(make, start=0.0, **options)
+    train(model, optimizer, pruning, range(15))
+    torch.save([x.state_dict() for x in (model, optimizer, pruning)], tmp_path / "saved")
+    train(model, optimizer, pruning, range(15, STEPS))
+
+    weights, state, count = torch.load(tmp_path / "saved", weights_only=True)
+    resumed = network()
+    resumed.load_state_dict(weights)
+    loaded = make(param_groups(resumed, 1.5))
+    loaded.load_state_dict(state)
+    again = GradualPruning(loaded, 0.8, STEPS, every=3, start=0.0, **options)
+    again.load_state_dict(count)
+    train(resumed, loaded, again, range(15, STEPS))
+    assert same(model, resumed)
+    assert zeros(resumed) == pytest.approx(0.8, abs=1.5 / 160)
 
 
 @with_all
@@ -217,6 +240,67 @@ def test_grown_weights_have_the_largest_gradients():
     grown = torch.cat([mask[~before[id(w)]] for w, mask in pruning.masks().items()])
     assert grown.any()
     assert free[grown].min() >= free[~grown].max()
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_grown_weights_start_at_the_size_of_the_smallest_that_stays(maximize):
+    """Near p = 1 what is about to be dropped may be as small as a float can be; downhill is uphill for maximize."""
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(8, 8))
+    with torch.no_grad():
+        w[:2] *= 1e-30
+        w[2] = 0
+    optimizer = MirrorAdam([w], lr=1e-3, p=1.1, maximize=maximize)
+    pruning = GradualPruning(optimizer, 0.5, 10, initial=0.5, start=0.0, end=1.0, every=1, regrow=0.5, params=[w])
+    before = pruning.masks()[w].clone()
+    with torch.no_grad():
+        w[before.nonzero()[0][0], before.nonzero()[0][1]] = 1e-30  # kept, and about to be dropped
+    w.grad = torch.randn(8, 8)
+    optimizer.step()
+    pruning.step()
+    after = pruning.masks()[w]
+    grown = after & ~before
+    assert grown.sum() > 5
+    torch.testing.assert_close(w[grown].abs(), w[before & after].abs().min().expand(int(grown.sum())))
+    assert w[before & after].abs().min() > 1e-3
+    assert torch.equal(w[grown].sign(), w.grad[grown].sign() * (1 if maximize else -1))
+
+
+def test_an_exchange_may_leave_nothing():
+    w = nn.Parameter(torch.ones(2, 2))
+    optimizer = MirrorAdam([w], p=1.5)
+    pruning = GradualPruning(optimizer, 0.9, 4, initial=0.9, start=0.0, end=1.0, every=1, regrow=0.5, params=[w])
+    for _ in range(4):
+        w.grad = torch.ones(2, 2)
+        optimizer.step()
+        pruning.step()
+    assert (w == 0).all()  # 0.9 of four entries, rounded
+
+
+def test_vectors_and_what_is_empty_are_left_as_they_are():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    empty = nn.Parameter(torch.ones(3, 0))
+    optimizer = MirrorAdam([*model.parameters(), empty])
+    pruning = GradualPruning(optimizer, 0.5, 10, structure="row", params=[*model.parameters(), empty])
+    assert [id(w) for w in pruning.params] == [id(layer.weight) for layer in model]
+
+
+def test_it_is_not_copied_but_its_state_is():
+    _, _, pruning = start(OPTIMIZERS["AdamW"])
+    for copying in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(AttsvmError, match="state_dict"):
+            copying(pruning)
+    assert copy.deepcopy(pruning.state_dict()) == pruning.state_dict()
+
+
+@pytest.mark.parametrize(("saved", "loads"), [("MirrorAdam", "AdamW"), ("AdamW", "MirrorAdam")])
+def test_masks_of_another_optimizer_are_refused(saved, loads):
+    parts = start(OPTIMIZERS[saved], start=0.0, initial=0.5)
+    train(*parts, range(3))
+    *_, other = start(OPTIMIZERS[loads])
+    with pytest.raises(AttsvmError, match="begin with the same optimizer"):
+        other.load_state_dict(parts[2].state_dict())
+    assert other.count == 0
 
 
 def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():

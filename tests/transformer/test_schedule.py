@@ -138,9 +138,10 @@ def test_embeddings_and_vectors_have_their_own_rate(planned: dict[str, Any]) -> 
     assert chosen.rate(1, 10, "vectors") == 0 < chosen.rate(1, 10, "matrices") == chosen.rate(1, 10)
 
 
-def test_a_head_of_its_own_has_its_own_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("planned", [{}, COSINE], ids=["constant", "cosine"])
+def test_a_head_of_its_own_has_its_own_rate(planned: dict[str, Any], tmp_path: Path) -> None:
     own = SIZES | {"tied": False, "start": "linear", "vocabulary": 200}  # ten times as long as wide, and more
-    chosen = settings(optimizer="mirror-muon", p=2.0, epochs=1, head_lr=0.0, sizes=own, **COSINE)
+    chosen = settings(optimizer="mirror-muon", p=2.0, epochs=1, head_lr=0.0, sizes=own, **planned)
     start = fit(TEXTS.next_tokens(), settings(optimizer="sgd", lr=0.0, epochs=1, sizes=own)).model
     end = fit(TEXTS.next_tokens(), chosen, out=tmp_path).model
     for (name, before), after in zip(start.named_parameters(), end.parameters()):

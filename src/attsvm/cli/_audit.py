@@ -151,14 +151,16 @@ def _texts(
     from attsvm.tables import read_texts
 
     if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
+        import torch
+
         from attsvm.transformer import Texts, load_data
 
         split = load_data(source, length=length or 512).test
         if isinstance(split, Texts):
             rows = zip(split.tokens[:limit], split.lengths[:limit].tolist())
             return [row[:count].tolist() for row, count in rows], None
-        parts = [split.take(part)[0] for part in split.batches(batch)[: -(-limit // batch)]]
-        return parts, None
+        images = torch.cat([split.take(part)[0] for part in split.batches(batch)[: -(-limit // batch)]])
+        return list(images[:limit].split(batch)), None
     path = Path(source)
     if path.suffix == ".txt":
         if not path.is_file():

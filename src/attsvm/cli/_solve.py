@@ -13,7 +13,7 @@ from rich.table import Table
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
-from attsvm.files import checked_path
+from attsvm.files import checked_path, is_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ def _read_tokens(text: str, data: TokenData) -> Tensor:
     try:
         if path.suffix == ".npy":
             return data.check_tokens(np.load(path, allow_pickle=False))
-        if path.is_file():
+        if is_file(path):
             wrong = f"--tokens {path} must have whole numbers, as many in every line."
             text = path.read_text()
         lines = np.array([[int(part) for part in line.replace(",", " ").split()] for line in text.split("\n") if line])

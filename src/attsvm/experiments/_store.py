@@ -44,9 +44,10 @@ def write_batch(
             raise AttsvmError(
                 f"column {name!r} of {batch.experiment.id} has the name of a parameter or of the store's."
             )
-        if len(column) != count:
+        if np.shape(column)[:1] != (count,) or 0 in np.shape(column):
             raise AttsvmError(
-                f"column {name!r} of {batch.experiment.id} must have {count} rows, but has {len(column)}."
+                f"column {name!r} of {batch.experiment.id} must have {count} rows with something in each, but its "
+                f"shape is {np.shape(column)}."
             )
         arrays[name] = column
     arrays[SECONDS] = np.full(count, timing[SECONDS] / count)

@@ -92,7 +92,7 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         told = found.get(name)
         by_head = () if told is None else tuple((told.blocks() == 0).float().mean((0, 2)).tolist())
         cost = float((lost / norm).sqrt()) if norm > 0 else 0.0
-        rows.append(SparsityRow(name, tuple(w.shape), count / n, gini, cost, by_head))
+        rows.append(SparsityRow(name, tuple(w.shape), count / max(n, 1), gini, cost, by_head))
         zeros, entries = zeros + count, entries + n
     return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
 
@@ -148,11 +148,11 @@ def prune(
                 pruned.append(order < round(sparsity * size.shape[1]))
             else:
                 pruned += smallest([size], [1], sparsity)
-    modules = dict(model.named_modules())
-    for (name, weight), mark in zip(named, pruned):
-        path, _, own = name.rpartition(".")
+    for (_, weight), mark in zip(named, pruned):
         if keep_masks:
-            torch_prune.custom_from_mask(modules[path], own.removesuffix("_orig"), ~mark)
+            places = [(m, own) for m in model.modules() for own, w in [*m._parameters.items()] if w is weight]
+            for module, own in places:  # a tied weight has several
+                torch_prune.custom_from_mask(module, own.removesuffix("_orig"), ~mark)
         else:
             weight.masked_fill_(mark, 0)
     return {name: ~mark for (name, _), mark in zip(named, pruned)}
@@ -163,11 +163,12 @@ def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
     squares: dict[int, Tensor] = {}
 
     def see(module: nn.Linear, given: tuple[Tensor, ...]) -> None:
-        x = given[0].detach().float().flatten(0, -2)
-        squares[id(module.weight)] = squares.get(id(module.weight), 0) + x.square().sum(0)
+        x = given[0].detach().float()
+        weight = module._parameters.get("weight_orig", module._parameters.get("weight"))  # with masks, what they are of
+        squares[id(weight)] = squares.get(id(weight), 0) + x.reshape(-1, x.shape[-1]).square().sum(0)
 
     hooks = [m.register_forward_pre_hook(see) for m in model.modules() if isinstance(m, nn.Linear)]
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         for batch in inputs:
@@ -176,7 +177,8 @@ def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
             else:
                 model(*batch) if isinstance(batch, tuple | list) else model(batch)
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
         for hook in hooks:
             hook.remove()
     if not squares:

@@ -267,8 +267,9 @@ class MirrorOptimizer(Optimizer, ABC):
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
             groups, ours = hooked["param_groups"], type(self).__name__
             origins.extend(groups)
+            options = [taken(saved, self._source, ours) for saved in groups]
             if len(groups) == len(own):  # else torch refuses
-                groups = [{**mine, **taken(saved, self._source, ours)} for mine, saved in zip(own, groups)]
+                groups = [{**mine, **saved} for mine, saved in zip(own, options)]
                 check_states(hooked["state"], groups, self.param_groups, self._source, ours)
             loaded.update({**hooked, "param_groups": groups})
             return loaded

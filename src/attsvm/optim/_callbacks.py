@@ -1,5 +1,6 @@
 """Gradual pruning inside trainers: Hugging Face and Lightning."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,10 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise AttsvmError(f"lightning_pruning prunes with one optimizer, but got {len(trainer.optimizers)}.")
-            total = int(trainer.estimated_stepping_batches)
-            self.pruning = GradualPruning(trainer.optimizers[0], sparsity, total, **options)
+            total = trainer.estimated_stepping_batches
+            if not math.isfinite(total):
+                raise AttsvmError("pruning is planned over the whole training: set max_epochs or max_steps.")
+            self.pruning = GradualPruning(trainer.optimizers[0], sparsity, int(total), **options)
             self._seen = trainer.global_step
             if self._saved is not None:
                 self.pruning.load_state_dict(self._saved)

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     """Whose states an optimizer takes beside its own."""
 
     name: str | None  # of the optimizer in torch
-    shared: str  # an option that both have, and no other mirror optimizer
+    shared: str  # an option that both have
     theirs: str  # one that tells it from others in torch
     states: frozenset[str]
 
@@ -36,7 +36,8 @@ def is_foreign(saved: Group) -> bool:
 def taken(saved: Group, source: Source, ours: str) -> dict[str, Any]:
     """The options of a saved group that hold here too."""
     foreign = is_foreign(saved)
-    if source.shared not in saved or (foreign and source.theirs not in saved):
+    of_muon = "ns_steps" in saved and source.shared != "ns_steps"  # which has the options of the others as well
+    if source.shared not in saved or of_muon or (foreign and source.theirs not in saved):
         raise _others(source, ours)
     if not foreign:
         return dict(saved)

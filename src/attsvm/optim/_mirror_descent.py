@@ -182,14 +182,14 @@ class MirrorDescent(MirrorOptimizer):
     def _step_group(
         self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
-        by, norms = group["normalize"], []
+        by, norms, pieces = group["normalize"], [], [local(grad) for grad in grads]
         check_normalize(by)  # it may have been edited
         if by is not None:
             sums = partial(kernels(weights[0]).power_sums, weights, capturable=group["capturable"]) if fused else None
-            norms = dual_norms(grads, group["p"], by, sums)
+            norms = dual_norms(grads, masked(masks, pieces) if masks else pieces, group["p"], by, sums)
         mirror_descent(
             weights,
-            [local(grad) for grad in grads],
+            pieces,
             *states,
             norms=norms,
             momentum=group["momentum"],

@@ -48,8 +48,8 @@ class MirrorMuon(MirrorAdam):
     Which step a parameter takes is decided when its group is added. Hidden matrices are those of groups that are not
     called "embeddings" or "vectors" (as :func:`param_groups` names them) and that are at most ten times as long as
     wide; convolutions count as matrices of their outputs. Longer matrices, such as the head of a language model, become
-    a group "heads" of their own, and vectors among them a group "vectors" with p = 2. They take Adam's step, as Muon's
-    authors advise.
+    a group "heads" of their own, and vectors among them a group "vectors", with p = 2 unless ``moments_of="weight"``.
+    They take Adam's step, as Muon's authors advise.
 
     Masks are applied to the gradient before it is orthogonalised. The state is θ and a momentum for hidden matrices.
     Sharded matrices (FSDP2) are gathered for the orthogonal factor, one after another.
@@ -213,8 +213,8 @@ def mirror_muon(
     slopes = masked(masks, [local(grad) for grad in grads])
     slopes = [slope.to(buffer.dtype) for slope, buffer in zip(slopes, momentum_buffers)]
     if moments_of == "mirror" and a != 1:
-        rows = zip(params, mirrors, slopes)
-        slopes = [slope * slope_of_weight(theta, a, of_weight=theta is w) for w, theta, slope in rows]
+        # Of the weight, not of θ: what was edited since the last step is noticed below.
+        slopes = [slope * slope_of_weight(w.to(slope.dtype), a, of_weight=True) for w, slope in zip(params, slopes)]
     torch._foreach_lerp_(momentum_buffers, slopes, 1 - momentum)
     means = torch._foreach_lerp(slopes, momentum_buffers, momentum)
     steps = orthogonal([through_whole(grad, mean) for grad, mean in zip(grads, means)], ns_steps)

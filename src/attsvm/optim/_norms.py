@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from attsvm.optim._mirror_map import inverse_exponent
-from attsvm.optim._shards import local
 
 Sums = tuple[Tensor, Tensor]
 
 
 def dual_norms(
-    grads: list[Tensor], p: float, by: str, fused: Callable[[list[Tensor], float], Sums | None] | None = None
+    grads: list[Tensor],
+    pieces: list[Tensor],
+    p: float,
+    by: str,
+    fused: Callable[[list[Tensor], float], Sums | None] | None = None,
 ) -> list[Tensor]:
-    """‖g‖_q of every gradient, or of all together (by="group") once for each; 1 where it is 0."""
+    """‖g‖_q of every gradient, or of all together (by="group") once for each; 1 where it is 0. `pieces` are what counts
+    of them here."""
     q = 1 + inverse_exponent(p)
-    pieces = [local(g) for g in grads]
     largest, sums = (fused(pieces, q) if fused else None) or _power_sums(pieces, q)
     # Of shards: the sum in units of the largest entry of all.
     most = _reduce(largest, grads, "MAX")

@@ -66,9 +66,10 @@ class GradualPruning:
             largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
             must still be there when :meth:`step` is called. Regrown weights start at 0 or, for p < 2, where 0 is
-            sticky, at the size of the smallest weight that was kept.
-        params: what to prune. By default the matrices in the groups "attention" and "matrices" of
-            :func:`~attsvm.optim.param_groups`; heads are those of "attention".
+            sticky, at the size of the smallest weight that stays.
+        params: what to prune; vectors among them are left as they are. By default the matrices in the groups
+            "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
+            :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention".
         heads: number of heads, for ``structure="head"``.
 
     Example:
@@ -117,7 +118,7 @@ class GradualPruning:
             self.optimizer.register_step_pre_hook(lambda *_: self._mask_gradients())
             self.optimizer.register_step_post_hook(lambda *_: self._apply())
         self.count = 0
-        if self.first == 0:
+        if self.first == 0 and not self.masks():  # those of a state that has been loaded stay
             self._prune(self.scheduled(0))
 
     def scheduled(self, count: int) -> float:
@@ -156,16 +157,20 @@ class GradualPruning:
     def state_dict(self) -> dict[str, Any]:
         """The count of steps and, unless the optimizer saves them itself, the masks by number."""
         masks = {i: self._masks[param] for i, param in enumerate(self.params) if param in self._masks}
-        return {"count": self.count, "masks": masks}
+        return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
-        self.count = state_dict["count"]
-        if self._mirror is not None and state_dict["masks"]:
+        kept_here = self._mirror is not None
+        if state_dict.get("with_optimizer", kept_here) != kept_here or (kept_here and state_dict["masks"]):
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
+        self.count = state_dict["count"]
         self._masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
+
+    def __reduce__(self) -> Any:
+        raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
 
     def _mask(self, param: Tensor) -> Tensor | None:
         return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
@@ -225,7 +230,6 @@ class GradualPruning:
             gradients.append(local(param.grad))
         done = (self.count - self.first) / max(self.last - self.first, 1)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
-        kept = min(local(p).abs()[before[p]].min().item() for p in self.params if before[p].any())
         # No more is dropped than can be taken back: nothing while no weight has been pruned before.
         out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
         self._prune(share + min(exchanged * (1 - share), out))
@@ -233,6 +237,8 @@ class GradualPruning:
             return
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
+        stayed = [local(param.detach()).abs()[before[param] & masks[param]] for param in self.params]
+        size = min((sizes[sizes > 0].min().item() for sizes in stayed if sizes.any()), default=0.0)
         together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
         for part in together:
             params = [self.params[i] for i in part]
@@ -248,15 +254,16 @@ class GradualPruning:
             grown = smallest(scores, [1] * len(scores), wanted / total)
             for i, param, back in zip(part, params, grown):
                 self._set(param, masks[param] | back)
-                self._wake(param, gradients[i], back, kept)
+                self._wake(param, gradients[i], back, size)
 
     def _wake(self, param: Tensor, grad: Tensor, back: Tensor, size: float) -> None:
         """Near p = 1 a weight at 0 hardly moves: there it starts at `size`, downhill."""
-        p = next((g.get("p", 2.0) for g in self.optimizer.param_groups if any(param is q for q in g["params"])), 2.0)
-        if self._mirror is None or p >= 2:
+        group = next(g for g in self.optimizer.param_groups if any(param is q for q in g["params"]))
+        if self._mirror is None or (p := group["p"]) >= 2:
             return
         weight = local(param.detach())
-        weight.copy_(torch.where(back, -size * grad.sign().to(weight.dtype), weight))
+        downhill = grad.sign() if group["maximize"] else -grad.sign()
+        weight.copy_(torch.where(back, size * downhill.to(weight.dtype), weight))
         theta = self.optimizer.state[param].get(MIRROR)
         if theta is not None:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
@@ -326,7 +333,7 @@ def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None, structure: 
                 found.append((name, param))
     if wanted is not None and len(found) < len(wanted):
         raise AttsvmError("params has a tensor that is not in the optimizer: pass parameters that it trains.")
-    found = [(name, param) for name, param in found if param.ndim >= 2]
+    found = [(name, param) for name, param in found if param.ndim >= 2 and param.numel()]
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "

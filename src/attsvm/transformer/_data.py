@@ -112,7 +112,8 @@ class Sequences(Texts):
 
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:  # type: ignore[override]
         """The tokens of these rows but their last, (batch, T), 0 behind the end."""
-        return (self.tokens[batch.rows, : max(1, int(batch.sizes.max()) - 1)].long(),)
+        longest = max(batch.sizes.tolist(), default=1)  # a process may have no row of the last batch
+        return (self.tokens[batch.rows, : max(1, longest - 1)].long(),)
 
     def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         places = torch.arange(logits.shape[1], device=logits.device)

@@ -189,6 +189,8 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
         return mirror(model.parameters(), p=settings.p, **options)
     if name == "mirror-adam":
         options["moments_of"] = settings.moments_of
+    if name == "mirror-muon":
+        options["head_lr"] = settings.head_lr
     rest = {} if settings.rest_lr is None else {"lr": settings.rest_lr}
     made = mirror(param_groups(model, settings.p, embeddings=rest, vectors=rest), **options)
     if settings.head_lr is not None and not any(group.get("name") == "heads" for group in made.param_groups):
