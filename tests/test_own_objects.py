@@ -276,6 +276,10 @@ def test_sweep_is_a_table_of_runs() -> None:
     assert columns["direction error"][3] == single.summary()["median direction error"]
     with pytest.raises(AttsvmError, match="speed must be an option of train"):
         attsvm.sweep(sphere(2, 3, 3), speed=[1, 2], steps=10)
+    partly = attsvm.sweep(lambda d, n=2: sphere(n, 3, d, trials=2), d=[3], steps=5)
+    assert len(partly) == 1
+    with pytest.raises(AttsvmError, match="data needs n: give it a value"):
+        attsvm.sweep(lambda d, n: sphere(n, 3, d), d=[3], steps=5)
 
 
 def test_two_classes_of_one_name_are_not_confused(data: TokenData, tmp_path: Path) -> None:

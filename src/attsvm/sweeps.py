@@ -29,11 +29,15 @@ def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, prog
     A row holds the options of its run; the shares of trials that reached their limit, and that have globally and
     locally optimal tokens; and the medians of direction error, margin ratio, norm and rate (the power of the step).
     """
-    makes = [] if isinstance(data, TokenData) else list(inspect.signature(data).parameters)
+    own = {} if isinstance(data, TokenData) else dict(inspect.signature(data).parameters)
+    makes = [name for name, parameter in own.items() if name in grid or parameter.default is parameter.empty]
     options = inspect.signature(train).parameters
     unknown = [name for name in grid if name not in makes and name not in options]
     if unknown:
         raise AttsvmError(f"{unknown[0]} must be an option of train or a parameter of data, but it is neither.")
+    missing = [name for name in makes if name not in grid]
+    if missing:
+        raise AttsvmError(f"data needs {missing[0]}: give it a value, or a list of values to sweep.")
     axes = {name: x for name, x in grid.items() if isinstance(x, list | tuple) and name not in NOT_A_GRID}
     if any(not values for values in axes.values()):
         raise AttsvmError("every axis of a sweep must have a value, but one is empty.")

@@ -151,13 +151,14 @@ def label_column(table: pa.Table, name: str, source: object, part: str = "") -> 
     """The labels, whole numbers or strings; a missing one is refused. `part` says of which rows the table is."""
     import pyarrow as pa
 
-    sheet = Path(str(source)).suffix.lower() in _SHEETS
+    sheet, mixed = Path(str(source)).suffix.lower() in _SHEETS, is_json_lines(str(source))  # see _json_column
     source = f"{source}{part}"
     column = _column(table, name, source)
     if pa.types.is_nested(column.type):
         raise AttsvmError(f"{source}: column {name!r} must hold one label per row, but it holds {column.type}.")
     if pa.types.is_temporal(column.type) or pa.types.is_binary(column.type):
-        raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {column.type}.")
+        kind = "a mixture of kinds" if mixed else str(column.type)
+        raise AttsvmError(f"{source}: column {name!r} must hold whole numbers or texts, but it holds {kind}.")
     labels = column.to_pylist()
     if sheet and pa.types.is_string(column.type):
         labels = _numbers(labels)

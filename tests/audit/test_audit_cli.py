@@ -46,6 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "images").mkdir()
     (folder / "images" / "config.json").write_text('{"model_type": "vit", "image_size": 32}')
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n\n")
+    (folder / "texts.md").write_text("\n".join(TEXTS))
+    (folder / "marked.txt").write_text("\n".join(TEXTS), encoding="utf-8-sig")
+    (folder / "latin.txt").write_text("café", encoding="latin-1")
+    save_bert(folder / "cut", 1.0)
+    (folder / "cut" / "model.safetensors").write_bytes((folder / "cut" / "model.safetensors").read_bytes()[:3000])
     return folder
 
 
@@ -81,6 +86,8 @@ def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
         assert 0 <= row["certified"] <= 1 - row["flipped"]
         assert set(head["problems"]) == {"head", "tokens"}
         assert set(head["problems"]["head"]) == {"l2", "nuclear", "spectral", "linf"}
+    type_in("audit", "model", "--texts", "marked.txt", "--out", "marked", "--norms", "", "--quiet")
+    assert json.loads((folder / "marked" / "audit.json").read_text())["tokens"] == tokens  # the mark is no token
     page = (folder / "out" / "audit.html").read_text()
     assert "provably does not flip" in page
 
@@ -123,8 +130,25 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
     for kind, heads in (("synthetic", 2), ("tiny-images", 2)):
         type_in("transformer", "fit", kind, "--out", f"own-{kind}", *small, "--quiet")
         out = f"audit-{kind}"
-        type_in("audit", f"own-{kind}", "--texts", kind, "--limit", "6", "--norms", "", "--out", out, "--quiet")
-        assert len(json.loads((folder / out / "audit.json").read_text())["heads"]) == heads
+        type_in(
+            "audit",
+            f"own-{kind}",
+            "--texts",
+            kind,
+            "--limit",
+            "6",
+            "--batch",
+            "4",
+            "--norms",
+            "",
+            "--out",
+            out,
+            "--quiet",
+        )
+        facts = json.loads((folder / out / "audit.json").read_text())
+        assert len(facts["heads"]) == heads
+        # images have four patches and a class token
+        assert kind == "synthetic" or {head["queries"] for head in facts["heads"]} == {6 * 5}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,11 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("run", "--texts", "texts.txt", "--prune", "0.1"), "holds checkpoints"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
         (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
+        (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is one of Hugging"),
+        (("model", "--texts", "texts.txt", "--column", "body"), "--column is for tables"),
+        (("model", "--texts", "texts.md"), r"must be one of .txt, .parquet"),
+        (("model", "--texts", "latin.txt"), "latin.txt is not written in UTF-8"),
+        (("cut", "--texts", "texts.txt"), "cut is not a model that transformers can load"),
         (("config", "--texts", "texts.txt", "--out", "texts.txt/a"), "texts.txt is not a folder"),  # before it reads
     ],
 )

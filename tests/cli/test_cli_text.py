@@ -142,6 +142,14 @@ def test_errors_are_one_sentence(
     assert sentence in end.value.code
     assert "\n" not in end.value.code
     assert not (folder / "x").exists()
+    assert not (folder / "x.csv").exists()
+
+
+def test_of_no_text_there_is_no_accuracy(folder: Path, type_in: Callable[..., str]) -> None:
+    (folder / "none.csv").write_text("text,label\n")
+    assert "accuracy – (0 of 0 texts)" in type_in(
+        "predict", "model", "none.csv", "--text", "text", "--label", "label", "--out", "none2.csv"
+    )
 
 
 def test_an_error_as_it_is_seen(folder: Path) -> None:

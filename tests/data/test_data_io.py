@@ -56,6 +56,16 @@ def test_round_trip(tmp_path: Path, suffix: str, number: int) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_only_data_are_written(tmp_path: Path) -> None:
+    from attsvm import train
+
+    with pytest.raises(AttsvmError, match="but got Trajectory: call the save of the Trajectory itself"):
+        save(train(sphere(2, 3, 4), steps=2), tmp_path / "run.npz")  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match=r"data must be TokenData, but got dict\."):
+        save({}, tmp_path / "run.npz")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_hand_written_files(tmp_path: Path) -> None:
     data, path = sphere(2, 3, 4), tmp_path / "data.npz"
     X, Z, Y = data.X.numpy()[0], data.Z.numpy()[0, :, 0], data.Y.numpy()[0, :, 0]

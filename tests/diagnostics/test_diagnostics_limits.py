@@ -7,7 +7,7 @@ import torch
 
 from attsvm import sphere, train, verdict
 from attsvm.diagnostics import Evidence, forgetting_time, outliving, predicted_limit
-from attsvm.dynamics import Adam, Batches, Decaying, Lion, Muon, RMSprop, Rule, Steepest
+from attsvm.dynamics import Adam, Batches, Decaying, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
 from attsvm.geometry import Frobenius, Lp, Nuclear, Spectral
 
 DATA = sphere(3, 4, 5, trials=3, seed=1)
@@ -31,6 +31,10 @@ DATA = sphere(3, 4, 5, trials=3, seed=1)
         ({"rule": "lion"}, Lp(math.inf), Evidence.CONJECTURED),
         ({"rule": "adam", "geometry": "l3"}, Lp(3), Evidence.CONJECTURED),
         ({"parameterization": "KQ"}, Nuclear(), Evidence.CONJECTURED),
+        ({"parameterization": "KQ", "rule": "gd"}, Nuclear(), Evidence.CONJECTURED),
+        ({"parameterization": "KQ", "rule": Steepest(momentum=0.9)}, Nuclear(), Evidence.NONE),
+        ({"parameterization": "KQ", "rule": "spectral"}, Nuclear(), Evidence.NONE),
+        ({"parameterization": "KQ", "rule": "adam"}, Nuclear(), Evidence.NONE),
         ({"parameterization": "joint"}, Frobenius(), Evidence.CONJECTURED),
         ({"rule": Adam(decay=0.1)}, Lp(math.inf), Evidence.NONE),
         ({"ridge": 1e-3}, Frobenius(), Evidence.NONE),
@@ -60,6 +64,16 @@ def test_verdict_says_what_theory_knows_and_measures_every_margin() -> None:
     assert judged.summary()["theory"]["evidence"] == Evidence.LINEAR
     assert list(verdict(train(DATA, steps=5)).efficiency) == ["l2"]
     assert list(verdict(train(DATA, steps=5), norms=["l3"]).efficiency) == ["l2", "l3"]
+
+
+def test_nothing_is_predicted_of_weights_that_an_unknown_optimizer_trained() -> None:
+    W = torch.ones(len(DATA), DATA.d, DATA.e, dtype=torch.float64)
+    judged = verdict(Trajectory.of(DATA, W, "linf"))
+    assert judged.prediction.evidence == Evidence.NONE
+    assert "the optimizer is not known" in str(judged)
+    assert list(judged.efficiency) == ["linf", "l2", "spectral"]
+    told = Trajectory.of(DATA, W, "linf", rule=Steepest(Lp(math.inf)))
+    assert predicted_limit(told, torch.ones(3)).evidence == Evidence.LINEAR
 
 
 def test_forgetting_time() -> None:

@@ -61,6 +61,19 @@ def test_masks_of_torch_keep_zeros_in_a_further_training():
     assert torch_prune.is_pruned(model)
 
 
+def test_the_report_sees_masks_and_asks_for_heads_that_are_there():
+    model = gpt()
+    prune(model, 0.75, keep_masks=True)
+    found = sparsity_report(model, heads=4)
+    assert found.zeros == pytest.approx(0.75, abs=1e-3)
+    assert [row.name for row in found.rows if row.heads] == ["blocks.0.qkv.weight", "blocks.1.qkv.weight"]
+    for row in found.rows:
+        assert sum(row.heads) / max(len(row.heads), 1) == pytest.approx(row.zeros if row.heads else 0, abs=1e-5)
+    for wrong, what in ((5, "no matrix has 5"), (0, "heads must be")):
+        with pytest.raises(AttsvmError, match=what):
+            sparsity_report(model, heads=wrong)
+
+
 def test_a_tied_weight_is_masked_wherever_it_is():
     a, b = nn.Linear(6, 6), nn.Linear(6, 6)
     b.weight = a.weight

@@ -192,6 +192,28 @@ def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make, options):
     assert same(resumed, straight)
 
 
+def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path):
+    def train(folder: str, seed: int = 1, **resume: Any) -> nn.Module:
+        model = bert()
+        optimizer = torch.optim.AdamW(param_groups(model), lr=2e-3)
+        arguments = {"seed": seed, "resume_from_checkpoint": resume.pop("named", None)}
+        callbacks = [trainer_pruning(0.7, every=1, end=0.5)]
+        made = hf_trainer(
+            tmp_path / folder, model, arguments=arguments, optimizers=(optimizer, None), callbacks=callbacks
+        )
+        made.train(**resume)
+        return model
+
+    straight, other = train("a"), train("b", seed=2)
+    assert not same(straight, other)
+    place = str(tmp_path / "a" / "checkpoint-4")
+    with pytest.raises(AttsvmError, match="masks of another training: name the checkpoint"):
+        train("b", resume_from_checkpoint=place)
+    with pytest.raises(AttsvmError, match=r"is missing\. A checkpoint outside of output_dir must be named"):
+        train("c", resume_from_checkpoint=place)
+    assert same(train("d", resume_from_checkpoint=place, named=place), straight)
+
+
 # Accelerate
 
 

@@ -335,6 +335,7 @@ def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
         ({"structure": "head"}, "heads"),
         ({"structure": "head", "heads": 0}, "heads must be"),
         ({"structure": "row", "regrow": 0.1}, "regrow"),
+        ({"heads": 2}, 'heads is for structure="head"'),
         ({"params": [torch.ones(2, 2)]}, "not in the optimizer"),
     ],
 )

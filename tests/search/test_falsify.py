@@ -44,6 +44,13 @@ def test_a_true_theorem_is_not_refuted() -> None:
     assert falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, batch=64, seconds=0) is None
 
 
+def test_hypotheses_that_few_or_no_data_meet_find_nothing() -> None:
+    descent = Descent(5, step_size, "correlation")
+    for most in (-1.0, 6.0):
+        small = lambda data, most=most: data.X.abs().sum((1, 2, 3)) < most  # noqa: E731
+        assert falsify(lambda run: torch.ones(len(run)), small, descent, n=2, batch=16, rounds=20) is None
+
+
 def test_scaled_queries_are_step_sizes() -> None:
     data = attsvm.sphere(2, 3, 4, trials=3, seed=0)
     sizes = torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64)

@@ -141,7 +141,7 @@ def test_encoding(tmp_path: Path) -> None:
         ("list.jsonl", '{"text": "a", "label": 1}\n\n[1]\n', "line 3 is not an object"),
         ("empty.jsonl", "", "it is empty"),
         ("mixed.jsonl", '{"text": "a", "label": 1}\n{"text": 1, "label": 1}\n', "must hold texts"),
-        ("mixed2.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "must hold whole numbers or t"),
+        ("mixed2.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "but it holds a mixture of kinds"),
         ("quote.csv", '"' + "a" * 200_000, "cannot be read"),
         ("broken.parquet", "nonsense", "cannot be read"),
         ("empty.csv", "", "cannot be read"),

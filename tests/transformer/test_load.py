@@ -120,7 +120,7 @@ def test_a_tokenizer_that_pads_and_cuts_changes_nothing(tokenizer: Path, tmp_pat
 
 def test_a_text_without_tokens_is_refused() -> None:
     texts = Texts(torch.ones(2, 3, dtype=torch.int32), torch.tensor([3, 0]), torch.tensor([0, 1]))
-    with pytest.raises(AttsvmError, match="row 1 of the train split has no token"):
+    with pytest.raises(AttsvmError, match="row 2 of the train split has no token"):
         Data(texts, texts, classes=2)
 
 
@@ -274,7 +274,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         ([str(good), "--tokenizer", str(tmp_path / "no.json")], "is not a file"),
         ([str(good), "--tokenizer", str(broken)], "not a readable tokenizer.json"),
         ([str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
-        ([str(words), *found], "labels must be 0 or 1, but the column holds"),
+        ([str(words), *found], "words.parquet: labels must be 0 or 1, but the column holds texts, such as 'good'"),
         ([str(one), *found], "no row whose split is 'test'"),
         ([str(numbers), *found], "'split' must hold texts, but it holds int64"),
         ([str(lists), *found], "'label' must hold one label per row, but it holds list"),
@@ -335,8 +335,8 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     seen = fit_command("tiny-images", "--heads", "2", out=tmp_path / "images")
     assert seen.exit_code == 0, seen.output
     lost = fit_command("synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost")
-    with pytest.raises(AttsvmError, match="diverged in epoch 1: take a smaller --lr than 1e"):
-        raise lost.exception
+    assert lost.exit_code == 3  # something is written, but not all is well
+    assert "diverged in epoch 1: take a smaller --lr than 1e" in lost.stderr
 
 
 def test_image_parts_come_back_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

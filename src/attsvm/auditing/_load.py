@@ -45,7 +45,7 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, list[s
                 return network, sorted(name for name in missing if not name.startswith("pooler."))
             network = AutoModel.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
             return network, [name for name, _ in network.named_parameters()]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # damaged weights make the readers raise almost anything
         raise AttsvmError(f"{path} is not a model that transformers can load: {one_line(error)}") from error
     finally:
         logging.set_verbosity(level)

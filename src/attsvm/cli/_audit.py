@@ -148,9 +148,12 @@ def _texts(
 ) -> tuple[list[Any], Any]:
     """Texts and their tokenizer; or token numbers; or batches of images, without one."""
     from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer, reads_images
-    from attsvm.tables import read_texts
+    from attsvm.tables import FORMATS, read_texts
 
+    folders = [model, *(folder for _, folder in checkpoints(model))]
     if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
+        if any((folder / "config.json").is_file() for folder in folders):
+            raise AttsvmError(f"--texts {source} is for models of transformer fit, but {model} is one of Hugging Face.")
         import torch
 
         from attsvm.transformer import Texts, load_data
@@ -165,12 +168,18 @@ def _texts(
     if path.suffix == ".txt":
         if not path.is_file():
             raise AttsvmError(f"{path} is not a file.")
-        read = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        if column != "text":
+            raise AttsvmError(f"--column is for tables, but {path} has one text in every line: leave it out.")
+        try:
+            read = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise AttsvmError(f"{path} is not written in UTF-8: save it as UTF-8.") from error
+    elif path.is_file() and path.suffix.lower() not in FORMATS:
+        raise AttsvmError(f"{path} must be one of .txt, {', '.join(FORMATS)}.")
     else:
         read = read_texts(source, text=column, label=None).texts
     if not read:
         raise AttsvmError(f"{path} must have at least one text, but it is empty.")
-    folders = [model, *(folder for _, folder in checkpoints(model))]
     place = tokenizer or next((folder for folder in folders if has_tokenizer(folder)), None)
     if place is None and reads_images(folders[-1]):
         raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")

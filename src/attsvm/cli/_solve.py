@@ -28,7 +28,11 @@ NAMED = 3
 def solve_command(
     data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
     norm: Annotated[
-        str, typer.Option(help="Norm that is minimised: l and a number p > 1, frobenius or nuclear.")
+        str,
+        typer.Option(
+            help="Norm that is minimised: l1.5, or l and another p ≥ 1; linf, fro, nuclear, spectral, schatten1.5, "
+            "group:rows, group:columns."
+        ),
     ] = "l2",
     tokens: Annotated[
         str,

@@ -151,7 +151,7 @@ def predict_command(
     probability = classifier.predict_proba(tables.text_column(table, text, source))
     predicted = classifier.classes_[probability.argmax(1)]
     best = probability.max(1) if len(probability) else np.empty(0)
-    truth = None if label is None else tables.label_column(table, label, source)
+    truth = None if label is None else _known(classifier.classes_, tables.label_column(table, label, source))
     added = {"predicted": predicted.tolist(), "probability": best.tolist()}
     replaced = [name for name in added if name in table.column_names]
     if replaced:
@@ -270,23 +270,32 @@ def _named(names: list[str], text: str, option: str) -> str:
     return found
 
 
+def _known(classes: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """True labels; one that the model cannot predict is refused, before anything is written."""
+    strange = sorted({_name(label) for label in truth.tolist()} - {_name(label) for label in classes.tolist()})
+    if strange:
+        from attsvm.text import visible
+
+        listed = visible(", ".join(strange[:5]))
+        raise AttsvmError(
+            f"the model does not know the label{'s' * (len(strange) > 1)} {listed}: drop these rows, or leave --label "
+            "out."
+        )
+    return truth
+
+
 def _judge(classes: np.ndarray, truth: np.ndarray, predicted: np.ndarray, what: str, stderr: bool = False) -> None:
     """Accuracy, and who is taken for whom."""
     output = Console(stderr=True, width=110, highlight=False) if stderr else console()
     names = [_name(label) for label in classes.tolist()]
     true_names = [_name(label) for label in truth.tolist()]
-    strange = sorted(set(true_names) - set(names))
-    if strange:
-        from attsvm.text import visible
-
-        listed = visible(", ".join(strange[:5]))
-        raise AttsvmError(f"the model does not know the label{'s' * (len(strange) > 1)} {listed}.")
     number = {name: k for k, name in enumerate(names)}
     pairs = np.array([[number[a], number[_name(b)]] for a, b in zip(true_names, predicted.tolist())], int)
     confusion = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(confusion, tuple(pairs.reshape(-1, 2).T), 1)
     right, total = int(confusion.trace()), int(confusion.sum())
-    output.print(f"accuracy {right / max(1, total):.4f} ({right} of {total} {what})")
+    accuracy = f"{right / total:.4f}" if total else "–"
+    output.print(f"accuracy {accuracy} ({right} of {total} {what})")
     if len(names) <= _WIDE:
         table = Table("true \\ predicted", *map(_shown, names), "recall")
         for name, row in zip(names, confusion):

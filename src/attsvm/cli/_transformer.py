@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
@@ -105,7 +106,11 @@ def fit_command(
     ] = None,
     head_lr: Annotated[
         float | None,
-        typer.Option(min=0, help="Step size of mirror-muon on --own-head, Adam's step.", show_default="--lr"),
+        typer.Option(
+            min=0,
+            help="Step size of mirror-muon on an --own-head more than ten times as long as wide.",
+            show_default="--lr",
+        ),
     ] = None,
     tokenizer: TokenizerOption = None,
     model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
@@ -133,10 +138,10 @@ def fit_command(
     schedule: Annotated[
         Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
     ] = Schedule.constant,
-    warmup: Annotated[float, typer.Option(min=0, max=1, help="Over this share of all steps lr rises from 0.")] = 0.0,
+    warmup: Annotated[float, typer.Option(min=0, help="Over this share of all steps lr rises from 0.")] = 0.0,
     clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradients; 0 is no bound.")] = 0.0,
     sparsity: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the matrices' entries that gradual pruning sets to 0.")
+        float, typer.Option(min=0, help="Share of the matrices' entries that gradual pruning sets to 0.")
     ] = 0.0,
     scope: Annotated[
         Scope,
@@ -272,7 +277,8 @@ def fit_command(
             "which is optimistic, since the test split chose the epoch",
         )
     if fitted.stopped == "diverged":
-        raise AttsvmError(f"training diverged in epoch {done}: take a smaller --lr than {lr:g}.")
+        typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}.", err=True)
+        raise typer.Exit(INCOMPLETE)
 
 
 @app.command("tokens")

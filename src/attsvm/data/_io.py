@@ -39,6 +39,10 @@ SCHEMA = Schema(
 
 def save(data: TokenData, path: PathLike) -> None:
     """Write data to a .npz or .safetensors file, whole or not at all."""
+    if not isinstance(data, TokenData):
+        kind = type(data).__name__
+        hint = f": call the save of the {kind} itself" if hasattr(data, "save") else ""
+        raise AttsvmError(f"data must be TokenData, but got {kind}{hint}.")
     write_arrays(path, data.tensors(), {"format": SCHEMA.format, "head": data.head.name if data.head else ""})
 
 

@@ -57,7 +57,13 @@ def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     if settings.get("heads"):
         why = "every head goes to the nuclear solution of its own tokens, not W as a whole (heads-kq)"
         return Limit(geometry, Evidence.NONE, why)
+    if not run.rule_known:
+        return Limit(geometry, Evidence.NONE, "the optimizer is not known, and the norm was chosen")
     if run.parameterization == "KQ":
+        plain = isinstance(rule, MirrorDescent | Steepest) and rule.geometry == Frobenius()
+        if not plain or _momentum(rule):
+            why = "nothing is known of (K, Q) under this rule; the norm is the one of gradient descent"
+            return Limit(geometry, Evidence.NONE, why)
         why = "(K, Q) by gradient descent; proved for the regularization path (TF-as-SVM Theorem 2)"
         return Limit(geometry, Evidence.CONJECTURED, why)
     if run.parameterization == "joint":

@@ -103,7 +103,7 @@ def verdict(
     )
     ratio = _known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite)
     if norms is None:
-        norms = () if isinstance(run.rule, MirrorDescent) else ("l2", "linf", "spectral")
+        norms = () if isinstance(run.rule, MirrorDescent) and run.rule_known else ("l2", "linf", "spectral")
     efficiency = {geometry.name: ratio}
     for other in map(parse_geometry, norms):
         if other.name not in efficiency:

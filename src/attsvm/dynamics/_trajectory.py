@@ -122,8 +122,9 @@ class Trajectory:
     ) -> Trajectory:
         """A run that another program trained, for `verdict`: W (B, d, e) at its end, or (R, B, d, e) at `steps` (R,).
 
-        `geometry` is the norm of the limit that it should reach. `records` may add quantities along the run (see
-        QUANTITIES). `lr` is its step size, if that was one number. `v` (B, d) is the head of a joint run.
+        `geometry` is the norm of the limit that it should reach; `rule` is what trained it, if that is known. `records`
+        may add quantities along the run (see QUANTITIES). `lr` is its step size, if that was one number. `v` (B, d) is
+        the head of a joint run.
         """
         if parameterization not in BLOCKS:
             raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {parameterization!r}.")
@@ -143,6 +144,7 @@ class Trajectory:
         finite = torch.where(path[-1].isfinite(), path[-1], 0.0)
         kind = {"kind": "unknown"} if lr is None else {"kind": "constant", "eta": float(lr)}
         rest = dict.fromkeys(("m", "stop")) | {"ridge": 0.0, "init": {"kind": "unknown"}}
+        rest |= {"rule": "unknown"} if rule is None else {}
         given = {name: as_float(name, x, like=data.X) for name, x in (records or {}).items()}
         return cls(
             data=data,
@@ -164,6 +166,11 @@ class Trajectory:
     def normalized(self) -> bool:
         """Is the size of a step independent of the gradient's?"""
         return bool(getattr(self.rule, "normalize", True))
+
+    @property
+    def rule_known(self) -> bool:
+        """Is it known what trained the weights?"""
+        return self.settings.get("rule") != "unknown"
 
     @property
     def constant_lr(self) -> float | None:

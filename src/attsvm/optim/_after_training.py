@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path, one_line
 from attsvm.optim._groups import matrices_of
@@ -77,10 +78,19 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         all: 75.00% of the entries are 0
     """
     rows, zeros, entries = [], 0, 0
-    matrices = matrices_of(model)
-    found = {} if heads is None else _told_heads([(n, w) for n, w, kind in matrices if kind == "attention"], heads)
-    for name, weight, _ in matrices:
-        w = weight.detach()
+    masks = dict(model.named_buffers())  # of torch.nn.utils.prune
+    matrices = []
+    for name, weight, kind in matrices_of(model):
+        used = name.removesuffix("_orig")
+        mask = masks.get(f"{used}_mask") if used != name else None
+        matrices.append((name, weight.detach(), kind) if mask is None else (used, weight.detach() * mask, kind))
+    found = {}
+    if heads is not None:
+        attention = [(name, w) for name, w, kind in matrices if kind == "attention"]
+        found = _told_heads(attention, as_count("heads", heads))
+        if attention and not found:
+            raise AttsvmError(f"heads must be the number of attention heads, but no matrix has {heads}.")
+    for name, w, _ in matrices:
         sizes = w.float().abs().flatten().sort().values
         count, n = int((sizes == 0).sum()), len(sizes)
         total = sizes.double().sum()

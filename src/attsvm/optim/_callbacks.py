@@ -8,6 +8,7 @@ import torch
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._pruning import GradualPruning
+from attsvm.optim._shards import local
 
 __all__ = ["lightning_pruning", "trainer_pruning"]
 
@@ -17,7 +18,8 @@ _FILE = "pruning.pt"
 def trainer_pruning(sparsity: float, **options: Any) -> Any:
     """A TrainerCallback of Hugging Face that prunes while the Trainer trains; options are :class:`GradualPruning`'s.
 
-    The number of steps is the Trainer's. Checkpoints hold what a resumed training needs.
+    The number of steps is the Trainer's. Checkpoints hold what a resumed training needs. One that lies outside of
+    output_dir must be named in ``TrainingArguments(resume_from_checkpoint=…)``, too: callbacks do not see it otherwise.
 
     Example:
         >>> groups = param_groups(model, p=1.1)  # doctest: +SKIP
@@ -35,11 +37,20 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             self.pruning = GradualPruning(optimizer, sparsity, state.max_steps, **options)
-            saved = _checkpoint(args, state) / _FILE
             if state.global_step > 0:
+                named = args.resume_from_checkpoint
+                saved = (Path(named) if isinstance(named, str) else _checkpoint(args, state)) / _FILE
                 if not saved.is_file():
-                    raise AttsvmError(f"the training cannot be resumed with pruning: {saved} is missing.")
+                    raise AttsvmError(
+                        f"the training cannot be resumed with pruning: {saved} is missing. A checkpoint outside of "
+                        "output_dir must be named in TrainingArguments(resume_from_checkpoint=…), too."
+                    )
                 self.pruning.load_state_dict(torch.load(saved, weights_only=True, map_location="cpu"))
+                if any(local(w.detach())[~local(mask)].any() for w, mask in self.pruning.masks().items()):
+                    raise AttsvmError(
+                        f"{saved} has the masks of another training: name the checkpoint in "
+                        "TrainingArguments(resume_from_checkpoint=…), too."
+                    )
 
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             assert self.pruning is not None

@@ -436,6 +436,8 @@ def _check(
         raise AttsvmError(f'structure="2:4" makes half of the entries 0: sparsity must be 0.5, but got {sparsity}.')
     if structure == "head" and heads is None:
         raise AttsvmError('structure="head" needs the number of heads: pass heads=….')
+    if structure != "head" and heads is not None:
+        raise AttsvmError('heads is for structure="head": leave it out.')
     if heads is not None and (not isinstance(heads, int) or heads < 1):
         raise AttsvmError(f"heads must be a whole number above 0, but got {heads!r}.")
     if regrow > 0 and structure is not None:

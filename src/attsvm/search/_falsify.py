@@ -109,6 +109,8 @@ def falsify(
         trial = fresh if best is None else Instance.cat([fresh[: batch // 2], best.mutated(free, entries, generator)])
         trial = trial[_number("given", given(trial.data()), len(trial)) > 0]
         looked_at += len(trial)
+        if not len(trial):
+            continue
         values = slack_of(trial)
         hits = values <= 0
         if bool(hits.any()):

@@ -109,7 +109,9 @@ class Explanation:
 
         It speaks for the class, but less than the rest of the text does; or against it, but less than the rest.
         """
-        return self.contribution * self.effect < 0
+        rounding = 1e-6 * np.abs(self.contribution).sum()
+        seen = np.minimum(np.abs(self.contribution), np.abs(self.effect)) > rounding
+        return seen & (self.contribution * self.effect < 0)
 
     @property
     def cls_attention(self) -> float:

@@ -217,7 +217,7 @@ class Data:
 
     def _check_tokens(self, name: str, split: Texts) -> None:
         if int(split.lengths.min()) < 1:
-            row = int(split.lengths.argmin())
+            row = int(split.lengths.argmin()) + 1
             raise AttsvmError(f"row {row} of the {name} split has no token: drop it, or let the tokenizer add [CLS].")
         low, high = int(split.tokens.min()), int(split.tokens.max())
         if low < 0 or high >= self.vocabulary:

@@ -80,7 +80,7 @@ def load_data(
     texts = []
     for split in SPLITS:
         table, part = read_table(source, text="text", split=split), f", split {split}"
-        labels = _whole(label_column(table, "label", source, part), "0 or 1")
+        labels = _whole(label_column(table, "label", source, part), "0 or 1", source)
         texts.append((text_column(table, "text", f"{source}{part}"), labels))
     return _tokenized(texts, tokenizer, length)
 
@@ -153,9 +153,11 @@ def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path 
     return Data(splits[0], splits[1], 2, vocabulary, vocabulary_digest(opened))
 
 
-def _whole(labels: np.ndarray, allowed: str) -> np.ndarray:
+def _whole(labels: np.ndarray, allowed: str, source: object) -> np.ndarray:
     if labels.dtype.kind not in "iub":
-        raise AttsvmError(f"labels must be {allowed}, but the column holds {labels.dtype}, such as {labels[0]!r}.")
+        raise AttsvmError(
+            f"{source}: labels must be {allowed}, but the column holds texts, such as {str(labels[0])!r}."
+        )
     return labels.astype(np.int64)
 
 
@@ -243,7 +245,7 @@ def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray
     if len({image.shape for image in pixels}) > 1:
         raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
     labels = label_column(table, "label", source, f", split {split}")
-    labels = _whole(labels, f"whole numbers from 0 to {MOST_CLASSES - 1}")
+    labels = _whole(labels, f"whole numbers from 0 to {MOST_CLASSES - 1}", source)
     if labels.max() >= MOST_CLASSES:
         raise AttsvmError(f"labels must be whole numbers from 0 to {MOST_CLASSES - 1}, but got {labels.max()}.")
     return np.stack(pixels), labels

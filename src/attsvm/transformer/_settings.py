@@ -194,7 +194,10 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
     rest = {} if settings.rest_lr is None else {"lr": settings.rest_lr}
     made = mirror(param_groups(model, settings.p, embeddings=rest, vectors=rest), **options)
     if settings.head_lr is not None and not any(group.get("name") == "heads" for group in made.param_groups):
-        raise AttsvmError("head_lr is for a head that is not the embedding, but there is none: leave it out.")
+        raise AttsvmError(
+            "head_lr is for a head that is not the embedding and more than ten times as long as wide, but there is "
+            "none: leave it out."
+        )
     return made
 
 
