@@ -54,7 +54,8 @@ teacher's predictions in the labels; Muon trained it at `teacher_lr` from the sa
 fresh seeds of what was taken further."""
 FRONT_OF_CHARACTERS = """A share `distil` of every label is the prediction of a dense teacher that Muon trained at
 `teacher_lr` from the same start, in as many steps. Rates are those of the method alone. Shares of 0.5, 0.8 and 1 were
-tried on seed 0; 0.5 was run on fresh seeds before that, 0.8 after it. Dense AdamW is in the table above."""
+tried on seed 0; 0.5 was run on fresh seeds before that, 0.8 after it. With `regrow` that share of the kept weights is
+exchanged at every change of the masks. Dense AdamW is in the table above."""
 RELATIVE = """Pruned with `scope="relative"`: one threshold in units of each matrix's root mean square. Three seeds; the
 rate is the one that the method has with one threshold for all."""
 PENALTY = """Without pruning. First the fresh seeds: for 90% and for 95% zeros the strength and the rate with the

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attsvm import sphere, train, verdict
+from attsvm import AttsvmError, sphere, train, verdict
 from attsvm.diagnostics import Evidence, forgetting_time, outliving, predicted_limit
 from attsvm.dynamics import Adam, Batches, Decaying, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
 from attsvm.geometry import Frobenius, Lp, Nuclear, Spectral
@@ -72,8 +72,11 @@ def test_nothing_is_predicted_of_weights_that_an_unknown_optimizer_trained() -> 
     assert judged.prediction.evidence == Evidence.NONE
     assert "the optimizer is not known" in str(judged)
     assert list(judged.efficiency) == ["linf", "l2", "spectral"]
-    told = Trajectory.of(DATA, W, "linf", rule=Steepest(Lp(math.inf)))
-    assert predicted_limit(told, torch.ones(3)).evidence == Evidence.LINEAR
+    for rule in (Steepest(Lp(math.inf)), "sign", "adam"):
+        told = Trajectory.of(DATA, W, "linf", rule=rule)
+        assert predicted_limit(told, torch.ones(3)).evidence == Evidence.LINEAR
+    with pytest.raises(AttsvmError, match="rule must be a Rule or one of"):
+        Trajectory.of(DATA, W, "linf", rule="adagrad")
 
 
 def test_forgetting_time() -> None:

@@ -243,7 +243,7 @@ def test_grown_weights_have_the_largest_gradients():
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_grown_weights_start_at_the_size_of_the_smallest_that_stays(maximize):
+def test_grown_weights_start_at_a_tenth_of_the_smallest_that_stays(maximize):
     """Near p = 1 what is about to be dropped may be as small as a float can be; downhill is uphill for maximize."""
     torch.manual_seed(0)
     w = nn.Parameter(torch.randn(8, 8))
@@ -261,7 +261,7 @@ def test_grown_weights_start_at_the_size_of_the_smallest_that_stays(maximize):
     after = pruning.masks()[w]
     grown = after & ~before
     assert grown.sum() > 5
-    torch.testing.assert_close(w[grown].abs(), w[before & after].abs().min().expand(int(grown.sum())))
+    torch.testing.assert_close(w[grown].abs(), 0.1 * w[before & after].abs().min().expand(int(grown.sum())))
     assert w[before & after].abs().min() > 1e-3
     assert torch.equal(w[grown].sign(), w.grad[grown].sign() * (1 if maximize else -1))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attsvm.dynamics._polar import largest_singular_value, polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
 from attsvm.objective import Gradient, trial_first, trial_last
 
@@ -262,3 +262,12 @@ RULES: dict[str, Rule] = {
     "muon": Muon(),
 }
 """Rules by name, at their usual settings."""
+
+
+def as_rule(rule: Rule | str) -> Rule:
+    """A rule, or the one of this name."""
+    if isinstance(rule, str) and rule in RULES:
+        return RULES[rule]
+    if not isinstance(rule, Rule):
+        raise AttsvmError(f"rule must be a Rule or one of {', '.join(RULES)}, but got {describe(rule)}.")
+    return rule

@@ -12,7 +12,7 @@ from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._batches import Batches, as_batches
 from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
-from attsvm.dynamics._optimizers import RULES
+from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._record import as_record, plan
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.dynamics._run import Row, Run, first_states
@@ -246,10 +246,7 @@ def _limit_and_rule(
         if normalize:
             of_steps.require("dual_norm", to="be trained in by normalised steps")
         return limit, MirrorDescent(of_steps, bool(normalize))
-    if isinstance(rule, str) and rule in RULES:
-        rule = RULES[rule]
-    if not isinstance(rule, Rule):
-        raise AttsvmError(f"rule must be a Rule or one of {', '.join(RULES)}, but got {describe(rule)}.")
+    rule = as_rule(rule)
     if not normalize:
         raise AttsvmError("normalize belongs to the rule where one is given: leave it out here.")
     if geometry is not None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from attsvm.checks import as_float, as_index
 from attsvm.data import ARRAYS, Head, TokenData, from_arrays
 from attsvm.dynamics._former import modernized
+from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._rules import MirrorDescent, Rule
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, under, write_arrays
@@ -116,7 +117,7 @@ class Trajectory:
         steps: Any = None,
         v: Any = None,
         records: Mapping[str, Any] | None = None,
-        rule: Rule | None = None,
+        rule: Rule | str | None = None,
         loss: Any = "logistic",
         lr: float | None = None,
     ) -> Trajectory:
@@ -150,7 +151,7 @@ class Trajectory:
             data=data,
             geometry=geometry,
             parameterization=parameterization,
-            rule=rule or MirrorDescent(geometry),
+            rule=MirrorDescent(geometry) if rule is None else as_rule(rule),
             loss=as_loss(loss),
             steps=at,
             records={"W": path, "norm": geometry.norm(path)} | given,

@@ -20,6 +20,7 @@ __all__ = ["GradualPruning"]
 
 SCOPES = ("global", "relative", "layer")
 STRUCTURES = (None, "2:4", "row", "head")
+WOKEN = 0.1  # of the smallest weight that stays: regrown weights of its whole size disturb the others
 _MOST = 0x7F800000  # the bits of inf
 
 
@@ -66,7 +67,7 @@ class GradualPruning:
             largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
             must still be there when :meth:`step` is called. Regrown weights start at 0 or, for p < 2, where 0 is
-            sticky, at the size of the smallest weight that stays.
+            sticky, at a tenth of the smallest weight that stays.
         params: what to prune; vectors among them are left as they are. By default the matrices in the groups
             "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
             :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention".
@@ -238,7 +239,7 @@ class GradualPruning:
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
         stayed = [local(param.detach()).abs()[before[param] & masks[param]] for param in self.params]
-        size = min((sizes[sizes > 0].min().item() for sizes in stayed if sizes.any()), default=0.0)
+        size = WOKEN * min((sizes[sizes > 0].min().item() for sizes in stayed if sizes.any()), default=0.0)
         together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
         for part in together:
             params = [self.params[i] for i in part]
