@@ -335,6 +335,18 @@ def test_a_rule_that_no_head_can_follow_is_proved_infeasible() -> None:
     assert found.efficiency is None
 
 
+def test_queries_that_do_not_see_their_token_are_left_out() -> None:
+    torch.manual_seed(0)
+    model = attsvm.models.GPT(vocabulary=20, length=12, width=16, layers=1, heads=2).eval()
+    texts = torch.randint(20, (6, 12)).tolist()
+    places = [[None, *range(11)] for _ in texts]
+    places[2][3] = 5  # ahead
+    found = audit_rule(model, None, texts, places, most=66)
+    assert {head.queries for head in found} == {65}
+    (only,) = {(head.queries, head.margin, head.efficiency) for head in audit_rule(model, None, [[1], [2]], "self")}
+    assert only == (2, float("inf"), None)  # a query that sees one token
+
+
 def test_rules_read_tokens() -> None:
     from attsvm.auditing import RULES
 

@@ -92,6 +92,16 @@ def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
     assert "provably does not flip" in page
 
 
+def test_what_was_asked_for_too_much_does_not_lose_the_audit(folder: Path, type_in: Callable[..., str]) -> None:
+    small = ("--layers", "1", "--heads", "2", "--width", "8", "--hidden", "8", "--epochs", "1", "--lr", "1e-3")
+    type_in("transformer", "fit", "synthetic", "--out", "single", *small, "--optimizer", "adam", "--quiet")
+    asked = ("--limit", "6", "--norms", "", "--flips", "1", "--rule", "previous", "--quiet")
+    said = type_in("audit", "single", "--texts", "synthetic", "--out", "asked", *asked)
+    assert "flips at most 100.0%" in said
+    assert "rule previous: no attention of the model sees its tokens" in said  # one layer reads at [CLS] alone
+    assert (folder / "asked" / "audit.json").is_file()
+
+
 def test_a_config_alone_has_random_weights(type_in: Callable[..., str]) -> None:
     options = ("--norms", "l2", "--quiet", "--tokenizer", "model/tokenizer.json")
     said = type_in("audit", "config", "--texts", "texts.txt", "--out", "random", *options)

@@ -79,6 +79,7 @@ def test_infeasible_trials_are_reported_and_nothing_is_lost(folder: Path) -> Non
         (["solve", "nowhere.npz"], 1, "nowhere.npz is not a file"),
         (["solve", "data.npz", "--norm", "l0.5"], 1, "1 ≤ p"),
         (["solve", "data.npz", "--norm", "spectral3"], 1, "not a geometry"),
+        (["solve", "data.npz", "--out", "./data.npz"], 1, "--out must not be data.npz, the data themselves"),
         (["solve", "data.npz", "--tokens", "0,1"], 1, "must have n·K = 3 numbers"),
         (["solve", "data.npz", "--tokens", ",".join("0" * 300)], 1, "must have n·K = 3 numbers"),  # too long for a name
         (["solve", "data.npz", "--tokens", "0,1,9"], 1, "tokens must be in 0..3"),

@@ -65,6 +65,16 @@ def test_verdict_prints_it_again(folder: Path) -> None:
     assert printed == json.loads((folder / "run" / "verdict.json").read_text())
 
 
+def test_runs_of_infeasible_data_are_judged_and_drawn(folder: Path) -> None:
+    run("data", "sphere", "--dim", "1", "--trials", "3", "--out", "line.npz", cwd=folder)
+    for command in (("train", "line.npz", "--steps", "5", "--out", "line", "--quiet"), ("verdict", "line")):
+        result = run(*command, cwd=folder, check=False)
+        assert result.returncode == 3, result.stderr
+        assert "infeasible" in " ".join(result.stdout.split())
+        assert "Traceback" not in result.stderr
+    assert (folder / "line" / "direction.png").is_file()
+
+
 def test_a_longer_run_goes_on_and_equals_one_in_a_piece(folder: Path) -> None:
     longer = [argument if argument != "400" else "900" for argument in TRAIN]
     run(*longer, "--out", "run2", cwd=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,10 @@ def test_command_line_and_report(own: Path, tmp_path: Path) -> None:
 
 def test_jobs_of_an_own_experiment(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["reproduce", own, "--quick", "--out", tmp_path / "runs", "--quiet", "--jobs", tmp_path / "jobs"]
-    assert attsvm(*command)[0] == INCOMPLETE
+    code, said = attsvm(*command)
+    assert code == INCOMPLETE
+    assert f"--experiment {own}" in " ".join(said.split())
+    assert "--data" not in said
     with pytest.raises(AttsvmError, match="unknown to the catalog and to --experiment"):
         work(tmp_path / "jobs", {})
     monkeypatch.setattr(sys, "argv", ["jobs", str(tmp_path / "jobs"), "--experiment", str(own)])
@@ -127,6 +131,8 @@ def test_the_template_runs_and_makes_a_report(tmp_path: Path, monkeypatch: pytes
         (OWN.replace("own-squares", "svm-fig7"), "the id svm-fig7 is taken"),
         (OWN.replace("own-squares", "a/b"), "id must be letters"),
         (OWN.replace("batch=2", "batch=0"), "batch must be a whole number at least 1"),
+        (OWN.replace("grid={", 'grid={"trial": [1], '), "has 'trial', which is a column of every table"),
+        (OWN.replace("grid={", 'grid={"b": [{1}], '), "the values of 'b' in the grid of own-squares must be plain"),
     ],
 )
 def test_files_that_are_no_experiment(tmp_path: Path, text: str, words: str) -> None:
@@ -153,6 +159,19 @@ def test_an_experiment_of_a_notebook_runs_in_its_process(tmp_path: Path) -> None
     assert isinstance(run(experiment, tmp_path).rows, Rows)
     with pytest.raises(AttsvmError, match="put the experiment into a file"):
         run(experiment, tmp_path, workers=1)
+    accepting = replace(
+        experiment,
+        id="accepting",
+        accepts=("foo",),
+        run=lambda params, trials, device, *rest: {"x": np.array(trials)},
+        checks=lambda rows: [],
+    )
+    (tmp_path / "foo.txt").write_text("x")
+    outcome = run(accepting, tmp_path, data={"foo": str(tmp_path / "foo.txt")})
+    assert len(outcome.rows) == 3
+    assert "accepting: no checks" in repr(outcome)
+    with pytest.raises(AttsvmError, match="run must return columns by name"):
+        run(replace(experiment, id="nothing", run=lambda params, trials, device: None), tmp_path)  # type: ignore[arg-type,return-value]
     with pytest.raises(AttsvmError, match="must be an attsvm"):
         run("svm-fig7", tmp_path)  # type: ignore[arg-type]
 

@@ -276,3 +276,13 @@ def test_bounds_of_a_matrix_near_a_singular_one_are_true_in_real_numbers(n: int)
             assert dual <= dual_above.item() <= dual * 1.01
             assert mpmath.mpf(geometry.norm_bound(0 * w, w.abs()).item()) >= norm
             assert mpmath.mpf(geometry.dual_norm_bound(0 * w, w.abs()).item()) >= dual
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_a_mahalanobis_norm_at_any_scale(size: float) -> None:
+    geometry = Mahalanobis([[2.0, 0.5], [0.5, 1.0]])
+    W = torch.tensor([[[1.0], [-3.0]]], dtype=torch.float64)
+    for norm in (geometry.norm, geometry.dual_norm):
+        torch.testing.assert_close(norm(size * W) / size, norm(W))
+    torch.testing.assert_close(geometry.norm(geometry.dual_unit(size * W)), torch.ones(1).double())
+    assert geometry.dual_unit(0 * W).abs().max() == 0

@@ -222,6 +222,14 @@ def test_gpt_is_checked_and_its_head_is_the_embedding_or_its_own():
         GPT(start="torch")
 
 
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 0], [7, 3]])
+def test_lengths_are_checked(lengths):
+    model = TextTransformer(vocabulary=100, length=16, width=32, hidden=64, layers=2).eval()
+    for call in (model, model.attention):
+        with pytest.raises(AttsvmError, match="lengths must be from 1 to 6"):
+            call(torch.ones(2, 6, dtype=torch.long), torch.tensor(lengths))
+
+
 def test_the_matrices_of_a_gpt_start_as_asked():
     torch.manual_seed(0)
     sizes = {"vocabulary": 200, "length": 12, "width": 64, "layers": 2, "heads": 2, "tied": False}

@@ -75,6 +75,34 @@ def test_norms_written_down_twice_agree(norm: str) -> None:
             assert not fuzzer.exceeds(norm, exact, Fraction(value.item()) * Fraction(1 + 1e-12), dual)
 
 
+@pytest.mark.parametrize("geometry", [*ALL, "l1", "linf", "spectral"])
+def test_rows_of_float32_tokens_are_not_rounded_to_float32(geometry: str) -> None:
+    """The difference of two tokens needs more digits than float32 has: A_low is then 2⁻²⁴ of A."""
+    rng = np.random.default_rng(2)
+    X = torch.tensor(rng.normal(size=(6, 4, 5, 6)) * 10.0 ** rng.uniform(-2, 2, size=(6, 4, 5, 1))).float()
+    Z = torch.tensor(rng.normal(size=(6, 4, 3))).float()
+    problem = att_svm(TokenData.cross(X, Z), np.zeros(4, dtype=int))
+    assert problem.A.dtype == torch.float32
+    assert problem.A_low is not None
+    assert (problem.A_low != 0).any()
+    solution = solve(problem, geometry)
+    assert solution.solved.any()
+    assert_true(problem, solution)
+    doubled = solve(att_svm(TokenData.cross(X.double(), Z.double()), np.zeros(4, dtype=int)), geometry)
+    torch.testing.assert_close(solution.upper, doubled.upper, rtol=1e-8, atol=0)
+    assert problem.least_margin(solution.W).min() >= 1 - 1e-9
+
+
+def test_a_large_low_part_is_a_part_of_the_rows() -> None:
+    rng = np.random.default_rng(3)
+    plain = MarginProblem.from_rows(rng.normal(size=(3, 4, 6)))
+    problem = MarginProblem(plain.A, plain.Z, plain.b, plain.equality, plain.present, A_low=-1e-3 * plain.A)
+    solution = solve(problem)
+    assert solution.solved.all()
+    assert_true(problem, solution)
+    torch.testing.assert_close(0.999 * solution.norm, solve(plain).norm, rtol=1e-8, atol=0)
+
+
 @pytest.mark.parametrize("geometry", ALL)
 def test_queries_over_sixteen_decades(geometry: str) -> None:
     """Values of rows cancel from 1e16 to 1: in plain arithmetic the margin looked like 1 where it was 0.9."""

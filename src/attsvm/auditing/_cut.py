@@ -112,8 +112,8 @@ def largest_pruning(
     Every matrix loses the same share of its weights. Returns the share, and all (share, flipped) that were tried; the
     answer is right to 2^−steps if flips grow with the share.
     """
-    if as_real("flips", flips, 0.0) >= 1:
-        raise AttsvmError(f"flips must be a share below 1, but got {flips}.")
+    if as_real("flips", flips, 0.0) > 1:
+        raise AttsvmError(f"flips must be a share, from 0 to 1, but got {flips}.")
     inputs = Inputs(model, tokenizer, texts, length)
     low, high = 0.0, 1.0
     tried: list[tuple[float, float]] = []

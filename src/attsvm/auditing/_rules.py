@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ class RuleHead:
 
     @property
     def margin(self) -> float:
-        return 1 / self.upper
+        return 1 / self.upper if self.upper > 0 else math.inf  # where a query sees nothing else
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,8 @@ def audit_rule(
     most: int = 32,
     seed: int = 0,
 ) -> list[RuleHead]:
-    """For every head, the max-margin problem of a rule: the rule's token against all others that a query sees.
+    """For every head, the max-margin problem of a rule: the rule's token against all others that a query sees. Queries
+    that do not see the rule's token are left out, and so are heads without any other.
 
     Args:
         model, tokenizer, texts, length: as in `audit`.
@@ -135,8 +137,11 @@ def audit_rule(
                 query, target = torch.tensor(places, device=attended.q.device).mT
                 bias = torch.zeros((), device=attended.q.device) if attended.bias is None else attended.bias
                 bias = bias.expand(1, attended.q.shape[1], tokens, tokens)[0][:, query].double().cpu()
-                if bool((bias.gather(-1, target.cpu().expand(len(bias), -1)[..., None]) == -torch.inf).any()):
-                    return  # this attention does not see the rule's tokens
+                # Of a query whose target this attention does not see it cannot follow the rule.
+                seen = (bias.gather(-1, target.cpu().expand(len(bias), -1)[..., None]) > -torch.inf)[..., 0].all(0)
+                if not bool(seen.any()):
+                    return
+                query, target, bias = query[seen.to(query.device)], target[seen.to(query.device)], bias[:, seen]
                 q, k = attended.q[0][:, query].double().cpu(), attended.keys[0].double().cpu()
                 scales[attended.name] = attended.scale
                 found.setdefault(attended.name, []).append(_Text(q, k, bias, target.cpu()))
@@ -208,7 +213,7 @@ def _solve(name: str, parts: list[_Text], scale: float, geometry: Geometry) -> l
         lower, high = float(solution.lower[head]), float(upper[head])
         bad = bool(solution.infeasible[head])
         status = Status.INFEASIBLE if bad else Status.SOLVED if high <= (1 + GAP) * lower else Status.NOT_CONVERGED
-        ratio = None if bad else float(own_least[head] / geometry.norm(own)) * lower
+        ratio = None if bad or high == 0 else float(own_least[head] / geometry.norm(own)) * lower
         found.append(RuleHead(name, head, Q, float(follows[head]), str(status), lower, high, ratio, best[head]))
     return found
 

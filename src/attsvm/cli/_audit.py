@@ -240,7 +240,7 @@ def _asked(
         )
         best = max(heads, key=lambda head: head.follows, default=None)
         if best is None:
-            raise AttsvmError(f"no attention of the model sees the tokens of the rule {rule.value}.")
+            return found, [*said, f"rule {rule.value}: no attention of the model sees its tokens"]
         apart = sum(head.status == "solved" for head in heads)
         said.append(
             f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {best.layer}, head {best.head} follows it "

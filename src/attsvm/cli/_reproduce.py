@@ -80,7 +80,9 @@ def reproduce_command(
     if waiting:
         output = console()
         output.print(f"{waiting} batches wait in {jobs}. Where they can be computed, run")
-        output.print(f"  python -m attsvm.experiments.jobs {jobs} --data …")
+        files = "".join(f" --experiment {name}" for name in experiments if name.endswith(".py"))
+        given = " --data …" if any(experiment.needs or experiment.accepts for experiment in chosen) else ""
+        output.print(f"  python -m attsvm.experiments.jobs {jobs}{files}{given}", soft_wrap=True)
         output.print("bring the folder back, and run this command again.")
         raise typer.Exit(INCOMPLETE)
     if not _judge(chosen, out, [name for name in experiments if name.endswith(".py")]):

@@ -56,6 +56,8 @@ def solve_command(
     geometry = parse_geometry(norm)
     if out is not None:
         checked_path(out)
+        if out.resolve() == data.resolve():
+            raise AttsvmError(f"--out must not be {data}, the data themselves: name another file.")
     loaded = load(data).to(device=as_device(device))
     chosen = _read_tokens(tokens, loaded)
     solution = solve(att_svm(loaded, chosen), geometry, tol=tol)

@@ -10,7 +10,7 @@ import typer
 
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import Device, console
-from attsvm.cli._verdict import TRAJECTORY, draw_run, print_verdict, write_verdict
+from attsvm.cli._verdict import TRAJECTORY, all_well, draw_run, print_verdict, write_verdict
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
 
@@ -99,5 +99,5 @@ def train_command(
     print_verdict(judged)
     for path in (out / TRAJECTORY, out / "verdict.json", *pictures):
         console().print(f"wrote {path}")
-    if not bool(judged.finite.all()):
+    if not all_well(judged):
         raise typer.Exit(INCOMPLETE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from attsvm.cli import INCOMPLETE
 from attsvm.cli._common import console
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
@@ -39,6 +40,15 @@ def verdict_command(
         typer.echo(judged.to_json())
     else:
         print_verdict(judged)
+    if not all_well(judged):
+        raise typer.Exit(INCOMPLETE)
+
+
+def all_well(judged: Verdict) -> bool:
+    """Are all weights finite, and all problems feasible?"""
+    from attsvm.svm import Status
+
+    return bool(judged.finite.all()) and Status.INFEASIBLE not in judged.status
 
 
 def write_verdict(judged: Verdict, folder: Path) -> None:

@@ -61,7 +61,7 @@ def _compiled(M: Tensor, newton_schulz: int, rank_one: bool) -> Tensor:
     G = M.double()
     out = torch.empty_like(G)
     d, e, trials = G.shape
-    noise = 8 * max(d, e) * 2.0**-52  # as in Spectral().dual_unit
+    noise = 8 * max(d, e) * torch.finfo(M.dtype).eps  # as in Spectral().dual_unit
     kernel(G.data_ptr(), out.data_ptr(), d, e, trials, noise, newton_schulz, COEFFICIENTS, rank_one)
     return out.to(M.dtype)
 

@@ -89,8 +89,9 @@ def train(
 
     A trial's result does not depend on the others, except through `stop`. On the CPU of one machine it has the same
     bits alone and in a batch of any size, with two exceptions in the last bits. If a trial has more than 131,072
-    products n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps in the nuclear geometry
-    decompose matrices.
+    products n·K·d·max(e, T), a batch of one is multiplied by other routines. And steps that decompose matrices (nuclear
+    and Schatten geometries, the rules spectral and muon) may round differently; for Schatten(p) with p > 2 singular
+    values that are rounding count more, as σ^(1/(p−1)).
 
     For p near 1 a step of 0.1 is long: W = θ^(1/(p−1)) changes by a factor, the iteration is chaotic, and a last bit
     grows 10⁸-fold in 200 steps. At p = 1.1, lr = 0.003 avoids that. A trial whose numbers leave the range of the dtype

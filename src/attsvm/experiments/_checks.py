@@ -73,6 +73,8 @@ def fine(checks: list[Check]) -> bool:
 def verdict_line(checks: list[Check]) -> str:
     """One line for a table of contents; checks of the claim and extra ones are counted separately."""
     stated, extra = ([check for check in checks if check.extra == kind] for kind in (False, True))
+    if not checks:
+        return "no checks"
     failed = [check for check in checks if not check.passed and not check.why]
     explained = [check for check in checks if not check.passed and check.why]
     if not failed and not explained:

@@ -108,6 +108,15 @@ class Experiment:
             raise AttsvmError(f"id must be letters, digits and hyphens, since it names a folder, but got {self.id!r}.")
         for name in ("trials", "quick", "batch"):
             as_count(name, getattr(self, name))
+        for name, values in [*self.grid.items(), *self.quick_grid.items()]:
+            if name in ("trial", "seconds"):
+                raise AttsvmError(f"the grid of {self.id} has {name!r}, which is a column of every table: rename it.")
+            try:
+                json.dumps(list(values))
+            except TypeError as error:
+                raise AttsvmError(
+                    f"the values of {name!r} in the grid of {self.id} must be plain numbers, texts or lists: {error}."
+                ) from error
 
     def cells(self, quick: bool) -> list[Params]:
         """All combinations of the grid."""

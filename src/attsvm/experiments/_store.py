@@ -149,8 +149,8 @@ def write_plan(
 ) -> None:
     """Say which run of the experiment this folder is about."""
     plan: dict[str, Any] = {"quick": quick, "device": device}
-    if experiment.needs:
-        plan["data"] = experiment.data(digests or {})
+    if data := experiment.data(digests or {}):
+        plan["data"] = data
     make_folder(root / experiment.id)
     write_json(root / experiment.id / PLAN, plan, indent=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from attsvm._version import __version__
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.experiments._experiment import Columns, Params
 from attsvm.files import make_folder
 
@@ -50,6 +50,8 @@ def run_batch(
     start, cpu = time.perf_counter(), _cpu_seconds()
     with torch.no_grad():
         columns = run(params, trials, device, *([paths] if paths else []), **({"work": work} if work else {}))
+    if not isinstance(columns, Mapping):
+        raise AttsvmError(f"run must return columns by name, but it returned {describe(columns)}.")
     timing = {
         "seconds": time.perf_counter() - start,
         "cpu_seconds": _cpu_seconds() - cpu,

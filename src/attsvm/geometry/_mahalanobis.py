@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attsvm.checks import as_float
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding
+from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding, scale
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,12 +50,15 @@ class Mahalanobis(Geometry):
         return "mahalanobis"
 
     def norm(self, W: Tensor) -> Tensor:
-        return _root((W * self.mirror(W)).sum(MATRIX_AXES))
+        size = scale(W)
+        return _root((W / size * self.mirror(W / size)).sum(MATRIX_AXES)) * size[..., 0, 0]
 
     def dual_norm(self, G: Tensor) -> Tensor:
-        return _root((G * self.inverse(G)).sum(MATRIX_AXES))
+        size = scale(G)
+        return _root((G / size * self.inverse(G / size)).sum(MATRIX_AXES)) * size[..., 0, 0]
 
     def dual_unit(self, G: Tensor) -> Tensor:
+        G = G / scale(G)
         norm = self.dual_norm(G)[..., None, None]
         return self.inverse(G) / (norm + (norm == 0))
 

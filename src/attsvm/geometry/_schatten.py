@@ -71,7 +71,7 @@ class Schatten(Geometry):
     def dual_unit(self, G: Tensor) -> Tensor:
         if self.p == inf:
             # Of singular values that are rounding the vectors are arbitrary: without them U Vᵀ is a dual unit as well.
-            noise = 8 * max(G.shape[-2:]) * torch.finfo(torch.float64).eps
+            noise = 8 * max(G.shape[-2:]) * torch.finfo(G.dtype).eps
             return self._of_values(G, lambda s: (s > noise * s[..., :1]).to(s.dtype))
         return self._of_values(G, lambda s: Lp(self.p).dual_unit(s[..., None])[..., 0])
 
@@ -79,10 +79,10 @@ class Schatten(Geometry):
         return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
 
     def hessian(self, W: Tensor) -> Tensor:
-        return _half_square_hessian(W, self.p)
+        return _half_square_hessian(W, self.p if min(W.shape[1:]) > 1 else 2.0)  # of a vector all are ℓ2
 
     def dual_hessian(self, G: Tensor) -> Tensor:
-        return _half_square_hessian(G, self.dual.p)
+        return _half_square_hessian(G, self.dual.p if min(G.shape[1:]) > 1 else 2.0)
 
     def mirror(self, W: Tensor) -> Tensor:
         self.check_smooth()

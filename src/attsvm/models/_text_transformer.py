@@ -87,6 +87,8 @@ class TextTransformer(nn.Module):
 
     def _embed(self, tokens: Tensor, lengths: Tensor | Places) -> tuple[Tensor, Places]:
         if isinstance(lengths, Tensor):
+            if bool(((lengths < 1) | (lengths > tokens.shape[1])).any()):
+                raise AttsvmError(f"lengths must be from 1 to {tokens.shape[1]}, the width of tokens.")
             places = Places.of(lengths, tokens.shape[1], int(lengths.sum()))
             tokens = tokens[places.sequence, places.position]
         else:

@@ -54,7 +54,7 @@ def draw_band(ax: Axes, x: Tensor, values: Tensor, colour: str, line: str, label
         quantiles[:, known] = np.nanquantile(finite, (0.1, 0.5, 0.9), axis=1)
     low, middle, high = quantiles
     ax.plot(at, middle, color=colour, ls=line, lw=1.6, label=label, marker="." if len(at) < 3 else None)
-    if values.shape[1] > 1:
+    if values.shape[1] > 1 and known.any():  # a band of nothing spoils the logarithmic axis
         ax.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
 
 

@@ -75,6 +75,8 @@ class Basins:
         return len(self.feasible)
 
     def __repr__(self) -> str:
+        if not len(self):
+            return "Basins(0 problems)"
         local = self.locally_optimal.sum(1)
         right = (self.share * self.globally_optimal).sum(-1).mean(1)
         by_scale = ", ".join(f"{s:g}: {100 * x:.0f}%" for s, x in zip(self.scales.tolist(), right.tolist()))
@@ -115,7 +117,7 @@ def basins(
     )
     allowed = allowed.flatten(2).all(-1)
     feasible, local, best = (torch.zeros(data.B, C, dtype=torch.bool, device=data.device) for _ in range(3))
-    margin = data.X.new_zeros(data.B, C)
+    margin = torch.zeros(data.B, C, dtype=torch.float64, device=data.device)
     for block in allowed.nonzero().split(BLOCK):
         b, c = block.unbind(1)
         some, tokens = data[b], choices[c]

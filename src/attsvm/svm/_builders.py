@@ -11,7 +11,7 @@ from attsvm.checks import as_bool, as_count, as_float, as_index
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
-from attsvm.svm._problem import MarginProblem, att_svm, finite_part, gen_svm
+from attsvm.svm._problem import MarginProblem, att_svm, check_data, finite_part, gen_svm
 
 _NEWTON_STEPS = 200
 
@@ -56,6 +56,7 @@ def per_head_svm(data: TokenData, tokens: Any) -> MarginProblem:
 
     `tokens` (H, n), (H, n, K) or (B, H, n, K): the token that a head selects for a query.
     """
+    check_data(data)
     index = as_index("tokens", tokens)
     index = index[..., None] if index.ndim == 2 else index
     index = index[None] if index.ndim == 3 else index

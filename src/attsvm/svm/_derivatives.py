@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Schatten, parse_geometry
-from attsvm.svm._problem import MarginProblem
+from attsvm.svm._problem import MarginProblem, check_problem
 from attsvm.svm._result import MaxMargin
 from attsvm.svm._rows import Rows
 from attsvm.svm._solve import solve
@@ -34,6 +34,7 @@ def differentiable(
     margin with multiplier 0, or rows at the margin depend on each other, the solution has only one-sided derivatives,
     and one of them is returned.
     """
+    check_problem(problem)
     geometry = parse_geometry(geometry)
     problem = problem.formed()
     solution = solve(problem, geometry, tol=tol)
@@ -57,7 +58,7 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         solution: MaxMargin = ctx.solution
         problem, W = solution.problem, solution.W
-        rows = Rows(problem.A.double(), problem.Z.double())
+        rows = problem.double_rows()
         lam = solution.multipliers.flatten(1)
         equality = (problem.equality & problem.present).flatten(1)
         active = (solution.support.flatten(1) & (lam > 0)) | equality
@@ -81,8 +82,9 @@ def _adjoint(
     F = rows.dense() * active[..., None]
     G = G.flatten(1)[..., None]
     idle = torch.diag_embed((~active).to(F.dtype))
+    moved = (W != 0).flatten(1).any(1)[:, None, None]  # where nothing is asked, W stays 0
     if isinstance(geometry, Lp | Schatten) and geometry.p > 2:  # the norm bends finitely, its dual does not
-        H = geometry.hessian(W)
+        H = torch.where(moved, geometry.hessian(W), 0.0)
         zero = torch.zeros_like(F)
         K = torch.cat((torch.cat((H, F.mT), 2), torch.cat((F, idle), 2)), 1)
         right = torch.cat((G, zero[:, :, :1]), 1)
@@ -90,7 +92,7 @@ def _adjoint(
         x = torch.linalg.pinv(K / size, rtol=1e-13, hermitian=True) @ (right / size)
         v, w = x[:, : G.shape[1]], x[:, G.shape[1] :]
     else:
-        C = geometry.dual_hessian(rows.adjoint(torch.where(active, lam, 0.0)))
+        C = torch.where(moved, geometry.dual_hessian(rows.adjoint(torch.where(active, lam, 0.0))), 0.0)
         FC = F @ C
         gram = FC @ F.mT + idle
         w = torch.linalg.pinv(gram, rtol=1e-13, hermitian=True) @ (FC @ G)

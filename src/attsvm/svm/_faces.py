@@ -45,12 +45,14 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
     if bool((solution.gap[solution.norm.isfinite()] > 10 * SHARP).any()):
         solution = solve(solution.problem, solution.geometry, tol=SHARP)
     geometry, problem = solution.geometry, solution.problem.formed()
+    if problem.rows == 0:
+        return torch.zeros_like(solution.W)
     C = torch.zeros_like(solution.W) if near is None else near.to(solution.W).expand_as(solution.W)
     lam = solution.multipliers.flatten(1).nan_to_num(0.0)
-    rows = Rows(problem.A.double(), problem.Z.double())
+    rows = problem.double_rows()
     U = rows.adjoint(lam)
     U = U / geometry.dual_norm(U).clamp_min(1e-300)[:, None, None]
-    t = solution.upper[:, None, None]
+    t = torch.where(solution.upper > 0, solution.upper, 1.0)[:, None, None]  # where nothing is asked, W = 0
     W = (solution.W / t).nan_to_num(0.0)
     if geometry == Lp(1):
         part = _entries(U, W)
@@ -69,6 +71,7 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
     b = problem.b.double().flatten(1) * scale / t[..., 0]
     tied = (problem.equality.flatten(1) | (solution.support.flatten(1) & (lam > 0))) & there
     V = _project(rows, scale, b, tied, there, C / t, part) * t
+    V = torch.where((solution.upper > 0)[:, None, None], V, 0.0)
     off = solution.efficiency(V) < 1 - tol
     equality = (problem.equality & problem.present).flatten(1)
     left = ((rows.apply(V) - problem.b.double().flatten(1)).abs() * scale).where(equality, 0.0).amax(1)
@@ -81,7 +84,8 @@ def face_distance(W: Tensor, solution: MaxMargin, *, tol: float = 1e-5) -> Tenso
     solution's Frobenius norm, (B,)."""
     W = solution.geometry.unit(W.to(solution.W)).expand_as(solution.W) * solution.upper[:, None, None]
     V = face_point(solution, W, tol=tol)
-    return torch.linalg.vector_norm(W - V, dim=(1, 2)) / torch.linalg.vector_norm(V, dim=(1, 2))
+    size = torch.linalg.vector_norm(V, dim=(1, 2))
+    return torch.linalg.vector_norm(W - V, dim=(1, 2)) / torch.where(size == 0, 1.0, size)  # W, too, is then 0
 
 
 def _entries(U: Tensor, W: Tensor) -> Projection:

@@ -18,6 +18,11 @@ from attsvm.svm._why import simple_reasons
 from attsvm.tolerances import SELECTED
 
 
+def least(x: Tensor) -> Tensor:
+    """The smallest of every row, infinite where it is empty."""
+    return x.amin(1) if x.shape[1] else x.new_full((len(x),), torch.inf)
+
+
 def is_large(rows: int, d: int, e: int) -> bool:
     """Whether an instance has too many rows, in number or for its unknowns, to take them all at once."""
     return rows > 10_000 or rows * min(rows, d * e) > 2**22
@@ -63,6 +68,9 @@ class MarginProblem:
             _expect(name, getattr(self, name), shape)
         if d == 0 or e == 0:
             raise AttsvmError(f"A and Z must have at least one column, but W would be {d} × {e}.")
+        for name in ("equality", "present"):
+            if getattr(self, name).dtype != torch.bool:
+                raise AttsvmError(f"{name} must be boolean, but got {getattr(self, name).dtype}.")
         if bool((self.present & ~self.equality & (self.b <= 0)).any()):
             raise AttsvmError("b must be positive on inequality rows: with b ≤ 0 the row is satisfied by W = 0.")
 
@@ -107,11 +115,20 @@ class MarginProblem:
         """This problem with all its rows in memory: a large one over tokens (`TokenProblem`) makes them only here."""
         return self
 
+    def double_rows(self) -> Rows:
+        """The rows in float64: A is next to A + A_low, however large A_low is (of float32 tokens 2⁻²⁴ of A), and the
+        rest is a rounding error again."""
+        A, Z = self.A.double(), self.Z.double()
+        if self.A_low is None:
+            return Rows(A, Z)
+        A, A_low = two_sum(A, self.A_low.double())
+        return Rows(A, Z, A_low)
+
     def least_margin(self, W: Tensor) -> Tensor:
         """The smallest ⟨a ⊗ z, W⟩/b of the inequalities for W (B, d, e), (B,); infinite where there are none."""
-        rows = Rows(self.A.double(), self.Z.double())
+        rows = self.double_rows()
         asked = (self.present & ~self.equality).flatten(1)
-        return (rows.apply(W.to(rows.A)) / self.b.double().flatten(1)).where(asked, torch.inf).amin(1)
+        return least((rows.apply(W.to(rows.A)) / self.b.double().flatten(1)).where(asked, torch.inf))
 
     def why(self, b: int = 0) -> list[str]:
         """Simple reasons why instance b has no solution, a sentence each: zero rows and pairs of opposite rows.
@@ -206,8 +223,7 @@ def att_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
 
     `tokens` (n,), (n, K) or (B, n, K) are the selected tokens α; the optimal ones by default.
     """
-    if not isinstance(data, TokenData):
-        raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
+    check_data(data)
     tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
     return gen_svm(data, torch.zeros_like(data.mask).scatter_(-1, tokens[..., None], True))
 
@@ -217,6 +233,7 @@ def gen_svm(data: TokenData, selected: Any) -> MarginProblem:
 
     The rows of a single instance with more than 10,000 of them are not formed: `solve` prices them from the tokens.
     """
+    check_data(data)
     sets = _check_sets(data, selected)
     large = data.B == 1 and is_large(data.n * data.K * (data.T - 1), data.d, data.e)
     return TokenProblem(data, sets) if large else _formed(data, sets)
@@ -249,6 +266,7 @@ def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> M
 
 def head_svm(data: TokenData, tokens: Any | None = None) -> MarginProblem:
     """(ℓp-SVM) for the head: y_i x_{iα_i}ᵀ v ≥ 1. W is v as a (d, 1) matrix."""
+    check_data(data)
     tokens = data.optimal_tokens() if tokens is None else data.check_tokens(tokens)
     x = _at(data.X, tokens[..., None])[..., 0, :]
     A = data.Y[..., None] * x  # without rounding: labels are ±1
@@ -294,6 +312,17 @@ def _token_problem(
     A, low, b, equality, present, others = (x.flatten(1, 2) for x in tensors)
     layout = (data.n, data.K, data.T)
     return MarginProblem(A, data.Z.flatten(1, 2), b, equality, present, others, layout, low)
+
+
+def check_data(data: object) -> None:
+    if not isinstance(data, TokenData):
+        raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
+
+
+def check_problem(problem: object) -> None:
+    if not isinstance(problem, MarginProblem):
+        hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
+        raise AttsvmError(f"problem must be a MarginProblem, but got {describe(problem)}{hint}.")
 
 
 def _shape(name: str, tensor: Tensor, ndim: int, axes: str) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Nuclear, parse_geometry
 from attsvm.svm._exact import UNIT
-from attsvm.svm._problem import MarginProblem
+from attsvm.svm._problem import MarginProblem, check_problem
+from attsvm.svm._problem import least as smallest
 from attsvm.svm._result import MaxMargin
 from attsvm.svm._rows import Rows
 from attsvm.svm._solve import solve
@@ -65,6 +66,7 @@ def solve_rank(
     each by a convex problem (the nuclear norm is the minimum of ½‖K‖² + ½‖Q‖²). The norm never grows. The convex
     problem bounds the result from below.
     """
+    check_problem(problem)
     geometry = parse_geometry(geometry)
     d, e = problem.shape
     m = as_count("m", m, 1, min(d, e))
@@ -148,7 +150,7 @@ def _better(best: LowRank, K: Tensor, Q: Tensor) -> LowRank:
         value = Rows(A, Z @ Q).apply(K)
         size = Rows(A.abs() + low, Z.abs() @ Q.abs()).apply(K.abs())
         error = (d + e + m + 16) * UNIT * 1.01 * size + Rows(low, Z.abs() @ Q.abs()).apply(K.abs()) * 1.01
-        return ((value - error) / b).where(there, math.inf).amin(1) * (1 - 4 * UNIT)
+        return smallest(((value - error) / b).where(there, math.inf)) * (1 - 4 * UNIT)
 
     margin = least(K)
     K = K / torch.where(margin > 0, margin * (1 - 1e-14), 1.0)[:, None, None]

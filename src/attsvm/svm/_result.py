@@ -148,6 +148,7 @@ class MaxMargin:
         least = self.problem.least_margin(W)
         norm = self.geometry.norm(W)
         value = torch.where(norm > 0, least / norm, 0.0) * self.lower
+        value = torch.where(self.upper > 0, value, 1.0)  # where nothing is asked
         return torch.where(self.norm.isfinite(), value, torch.nan)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
-from attsvm.errors import AttsvmError, describe
+from attsvm.errors import AttsvmError
 from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
@@ -25,7 +25,7 @@ from attsvm.svm._matched import matched
 from attsvm.svm._memory import enough_memory, keep_freed_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
-from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, head_svm, is_large
+from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, check_problem, head_svm, is_large
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
@@ -70,9 +70,7 @@ def solve(
     rows, see `_large`; `max_iterations` then counts its rounds, and Ctrl-C returns the best bracket so far. `progress`
     shows a bar.
     """
-    if not isinstance(problem, MarginProblem):
-        hint = ": state one, such as att_svm(data)" if isinstance(problem, TokenData) else ""
-        raise AttsvmError(f"problem must be a MarginProblem, but got {describe(problem)}{hint}.")
+    check_problem(problem)
     geometry = parse_geometry(geometry)
     geometry.require("dual_norm", to="solve margin problems")
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
@@ -165,7 +163,8 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     because they are zero.
 
     All divisors are powers of two, so the system is the problem without any rounding."""
-    A, Z, b = (x.to(torch.float64) for x in (problem.A, problem.Z, problem.b))
+    double = problem.double_rows()
+    A, Z, b = double.A, double.Z, problem.b.to(torch.float64)
     B, Q, R, d = A.shape
     inequality, equality = problem.present & ~problem.equality, problem.present & problem.equality
     mixed = inequality.flatten(1).any(1) & (equality & (b != 0)).flatten(1).any(1)
@@ -181,8 +180,8 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     norm_A, norm_Z = power_of_two(norm_A), power_of_two(norm_Z)
     A, Z = A / norm_A[..., None], Z / norm_Z[..., None]
     low = None
-    if problem.A_low is not None and bool(problem.A_low.any()):
-        low = torch.where(problem.present[..., None], problem.A_low.to(torch.float64), 0.0) / norm_A[..., None]
+    if double.A_low is not None and bool(double.A_low.any()):
+        low = torch.where(problem.present[..., None], double.A_low, 0.0) / norm_A[..., None]
     if problem.shape[1] == 1 and (low is None or bool((Z.abs() == 1).all())):
         # A scalar z joins its row, and all rows form one group.
         A, error = two_product(A, Z[:, :, None, :])

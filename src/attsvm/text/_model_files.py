@@ -74,7 +74,9 @@ def save_model(model: AttentionTextClassifier, folder: Path) -> None:
         "format": _FORMAT,
         "attsvm": __version__,
         "classes": {"values": model.classes_.tolist(), "dtype": model.classes_.dtype.str},
-        "settings": {name: getattr(model, name) for name in _SETTINGS} | {"class_weight": _pairs(model.class_weight)},
+        "settings": {name: getattr(model, name) for name in _SETTINGS}
+        | {"class_weight": _pairs(model.class_weight)}
+        | ({"random_state": int(model.random_state)} if isinstance(model.random_state, int | np.integer) else {}),
         "tokenizer": _describe_tokenizer(model.tokenizer_),
         "text_column": model.text_column_,
         "cls": attention.cls,
