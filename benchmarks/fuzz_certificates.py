@@ -177,6 +177,14 @@ def scaled_tokens(rng: np.random.Generator) -> MarginProblem:
     return _att(X * 10.0 ** rng.uniform(-8, 8, size=X.shape[:2])[..., None, None], Z)
 
 
+def float32_tokens(rng: np.random.Generator) -> MarginProblem:
+    """Differences of tokens of other sizes: what float32 loses of them is 2⁻²⁴."""
+    X, Z = _tokens(rng, *_size(rng))
+    X = X * 10.0 ** rng.uniform(-3, 3, size=X.shape[:3])[..., None]
+    tokens = (torch.from_numpy(X).float(), torch.from_numpy(Z).float())
+    return att_svm(TokenData.cross(*tokens), np.zeros(X.shape[1], dtype=int))
+
+
 def scaled_rows(rng: np.random.Generator) -> MarginProblem:
     N, d, e = rng.integers(3, 30), rng.integers(2, 7), rng.integers(1, 5)
     A = rng.normal(size=(BATCH, N, d)) * 10.0 ** rng.uniform(-8, 8, size=(BATCH, N, 1))
@@ -269,6 +277,7 @@ KINDS: dict[str, Callable[[np.random.Generator], MarginProblem]] = {
         overfull,
         whole_numbers,
         equalities,
+        float32_tokens,
     )
 }
 
@@ -408,10 +417,10 @@ def _dependence(vectors: list[Vector]) -> Vector | None:
     return weights
 
 
-def rows_of(batch: int, seed: int, norms: tuple[str, ...]) -> list[Row]:
+def rows_of(batch: int, seed: int, norms: tuple[str, ...], kinds: tuple[str, ...]) -> list[Row]:
     """One batch of instances: what was claimed, and whether it is so."""
-    kind = list(KINDS)[batch % len(KINDS)]
-    norm = norms[batch // len(KINDS) % len(norms)]
+    kind = kinds[batch % len(kinds)]
+    norm = norms[batch // len(kinds) % len(norms)]
     generator = partial(np.random.default_rng, [seed, batch])
     problem = KINDS[kind](generator())
     # Rounding W and λ alone moves a margin of γ, of rows of length 5 or so, by about 1e-15/γ of itself.
@@ -430,9 +439,16 @@ def rows_of(batch: int, seed: int, norms: tuple[str, ...]) -> list[Row]:
     return rows
 
 
-def fuzz(instances: int, seed: int, norms: Iterable[str] = tuple(NORMS), workers: int = 1) -> Iterator[Row]:
+def fuzz(
+    instances: int,
+    seed: int,
+    norms: Iterable[str] = tuple(NORMS),
+    workers: int = 1,
+    kinds: Iterable[str] = tuple(KINDS),
+) -> Iterator[Row]:
     """Rows of all instances, in any order."""
-    work, batches = partial(rows_of, seed=seed, norms=tuple(norms)), range(math.ceil(instances / BATCH))
+    work = partial(rows_of, seed=seed, norms=tuple(norms), kinds=tuple(kinds))
+    batches = range(math.ceil(instances / BATCH))
     if workers == 1:
         yield from (row for batch in batches for row in work(batch))
         return
@@ -461,6 +477,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--norms", nargs="+", default=list(NORMS))
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rows", type=Path, help="write a line of JSON per instance")
     parser.add_argument("--table", type=Path, help="only print the tables of these rows")
@@ -471,7 +488,7 @@ def main() -> None:
     else:
         rows = []
         with open(options.rows or "/dev/null", "a") as file:
-            for row in fuzz(options.instances, options.seed, options.norms, options.workers):
+            for row in fuzz(options.instances, options.seed, options.norms, options.workers, options.kinds):
                 rows.append(row)
                 print(json.dumps(row), file=file, flush=True)
                 if not row["verified"]:
