@@ -286,3 +286,17 @@ def test_a_mahalanobis_norm_at_any_scale(size: float) -> None:
         torch.testing.assert_close(norm(size * W) / size, norm(W))
     torch.testing.assert_close(geometry.norm(geometry.dual_unit(size * W)), torch.ones(1).double())
     assert geometry.dual_unit(0 * W).abs().max() == 0
+
+
+@pytest.mark.parametrize("p", [1.05, 1.2, 1.5, 3.0])
+def test_schatten_divergences_where_singular_values_vanish(p: float) -> None:
+    geometry, generator = Schatten(p), torch.Generator().manual_seed(1)
+    W = torch.randn(4, 3, 3, generator=generator, dtype=torch.float64)
+    expected = geometry.conjugate(geometry.mirror(W))  # D(0, W) = ψ*(∇ψ(W))
+    torch.testing.assert_close(geometry.bregman(0 * W, W), expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(geometry.bregman(W, 0 * W), geometry.potential(W), rtol=1e-10, atol=0)
+    vectors = W[:, :, :1]  # there it is ℓp of one singular value
+    near = geometry.bregman(1.001 * vectors, vectors)
+    size = torch.linalg.vector_norm(vectors, dim=(1, 2))
+    plain = size**p / p * (1.001**p - 1 - p * 0.001)
+    torch.testing.assert_close(near, plain, rtol=1e-6, atol=0)

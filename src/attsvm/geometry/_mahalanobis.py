@@ -18,7 +18,8 @@ class Mahalanobis(Geometry):
     """‖W‖ = √(wᵀMw), w the entries of W row by row: M (d·e, d·e) symmetric and positive definite, or weights (d, e).
 
     ψ = ½wᵀMw, so the mirror map is W ↦ MW, and the dual norm is √(gᵀM⁻¹g). M is kept as nested tuples, so that
-    geometries stay comparable.
+    geometries stay comparable. Square weights that are symmetric and positive definite count as M: of these give
+    ``torch.diag(weights.flatten())``.
     """
 
     M: Any

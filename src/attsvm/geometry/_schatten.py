@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import Geometry
+from attsvm.geometry._base import MATRIX_AXES, Geometry
 from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._lp import Lp
 from attsvm.geometry._nuclear import of_singular_values, schatten_bound, svd
@@ -98,6 +98,13 @@ class Schatten(Geometry):
 
     def _conjugate(self, theta: Tensor) -> Tensor:
         return self.dual._potential(theta)
+
+    def _bregman(self, W: Tensor, V: Tensor) -> Tensor:
+        """Far apart by its definition, since quadrature is coarse where singular values pass 0; nearby without
+        cancellation."""
+        parts = self._potential(W), self._potential(V), (self.mirror(V) * (W - V)).sum(MATRIX_AXES)
+        far, size = parts[0] - parts[1] - parts[2], parts[0] + parts[1] + parts[2].abs()
+        return torch.where(far > 1e-4 * size, far, super()._bregman(W, V))
 
     def check_smooth(self) -> None:
         """Refuse p = 1 and ∞, which have no mirror map."""
