@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp, Schatten, parse_geometry
-from attsvm.svm._problem import MarginProblem, check_problem
+from attsvm.svm._problem import MarginProblem, check_problem, double_rows
 from attsvm.svm._result import MaxMargin
 from attsvm.svm._rows import Rows
 from attsvm.svm._solve import solve
@@ -58,7 +58,7 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         solution: MaxMargin = ctx.solution
         problem, W = solution.problem, solution.W
-        rows = problem.double_rows()
+        rows = double_rows(problem)
         lam = solution.multipliers.flatten(1)
         equality = (problem.equality & problem.present).flatten(1)
         active = (solution.support.flatten(1) & (lam > 0)) | equality

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp, Nuclear, Schatten, Spectral
+from attsvm.svm._problem import double_rows
 from attsvm.svm._result import MaxMargin
 from attsvm.svm._rows import Rows
 from attsvm.svm._solve import solve
@@ -49,7 +50,7 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
         return torch.zeros_like(solution.W)
     C = torch.zeros_like(solution.W) if near is None else near.to(solution.W).expand_as(solution.W)
     lam = solution.multipliers.flatten(1).nan_to_num(0.0)
-    rows = problem.double_rows()
+    rows = double_rows(problem)
     U = rows.adjoint(lam)
     U = U / geometry.dual_norm(U).clamp_min(1e-300)[:, None, None]
     t = torch.where(solution.upper > 0, solution.upper, 1.0)[:, None, None]  # where nothing is asked, W = 0

@@ -115,18 +115,9 @@ class MarginProblem:
         """This problem with all its rows in memory: a large one over tokens (`TokenProblem`) makes them only here."""
         return self
 
-    def double_rows(self) -> Rows:
-        """The rows in float64: A is next to A + A_low, however large A_low is (of float32 tokens 2⁻²⁴ of A), and the
-        rest is a rounding error again."""
-        A, Z = self.A.double(), self.Z.double()
-        if self.A_low is None:
-            return Rows(A, Z)
-        A, A_low = two_sum(A, self.A_low.double())
-        return Rows(A, Z, A_low)
-
     def least_margin(self, W: Tensor) -> Tensor:
         """The smallest ⟨a ⊗ z, W⟩/b of the inequalities for W (B, d, e), (B,); infinite where there are none."""
-        rows = self.double_rows()
+        rows = double_rows(self)
         asked = (self.present & ~self.equality).flatten(1)
         return least((rows.apply(W.to(rows.A)) / self.b.double().flatten(1)).where(asked, torch.inf))
 
@@ -312,6 +303,16 @@ def _token_problem(
     A, low, b, equality, present, others = (x.flatten(1, 2) for x in tensors)
     layout = (data.n, data.K, data.T)
     return MarginProblem(A, data.Z.flatten(1, 2), b, equality, present, others, layout, low)
+
+
+def double_rows(problem: MarginProblem) -> Rows:
+    """The rows in float64: A is next to A + A_low, however large A_low is (of float32 tokens 2⁻²⁴ of A), and the rest
+    is a rounding error again."""
+    A, Z = problem.A.double(), problem.Z.double()
+    if problem.A_low is None:
+        return Rows(A, Z)
+    A, A_low = two_sum(A, problem.A_low.double())
+    return Rows(A, Z, A_low)
 
 
 def check_data(data: object) -> None:

@@ -25,7 +25,7 @@ from attsvm.svm._matched import matched
 from attsvm.svm._memory import enough_memory, keep_freed_memory, numbers_per_instance
 from attsvm.svm._nuclear import solve_nuclear
 from attsvm.svm._pivots import solve_pivots, suits_pivots
-from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, check_problem, head_svm, is_large
+from attsvm.svm._problem import MarginProblem, UnformedProblem, att_svm, check_problem, double_rows, head_svm, is_large
 from attsvm.svm._result import MaxMargin, Status
 from attsvm.svm._rows import Iterates, Rows, System
 from attsvm.svm._smooth import solve_smooth
@@ -163,7 +163,7 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     because they are zero.
 
     All divisors are powers of two, so the system is the problem without any rounding."""
-    double = problem.double_rows()
+    double = double_rows(problem)
     A, Z, b = double.A, double.Z, problem.b.to(torch.float64)
     B, Q, R, d = A.shape
     inequality, equality = problem.present & ~problem.equality, problem.present & problem.equality
