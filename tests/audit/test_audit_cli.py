@@ -171,7 +171,7 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("run", "--texts", "texts.txt", "--prune", "0.1"), "holds checkpoints"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
         (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
-        (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is one of Hugging"),
+        (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is not one"),
         (("model", "--texts", "texts.txt", "--column", "body"), "--column is for tables"),
         (("model", "--texts", "texts.md"), r"must be one of .txt, .parquet"),
         (("model", "--texts", "latin.txt"), "latin.txt is not written in UTF-8"),

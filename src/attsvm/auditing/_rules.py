@@ -134,17 +134,16 @@ def audit_rule(
                 tokens = len(inputs.documents[document].ids)
                 if attended.q.shape[2] != tokens or attended.k.shape[2] != tokens:
                     return
-                query, target = torch.tensor(places, device=attended.q.device).mT
-                bias = torch.zeros((), device=attended.q.device) if attended.bias is None else attended.bias
-                bias = bias.expand(1, attended.q.shape[1], tokens, tokens)[0][:, query].double().cpu()
-                # Of a query whose target this attention does not see it cannot follow the rule.
-                seen = (bias.gather(-1, target.cpu().expand(len(bias), -1)[..., None]) > -torch.inf)[..., 0].all(0)
+                query, target = torch.tensor(places).mT
+                bias = torch.zeros(()) if attended.bias is None else attended.bias.cpu()
+                bias = bias.expand(1, attended.q.shape[1], tokens, tokens)[0][:, query].double()
+                # A query cannot select a token that this attention hides from it.
+                seen = (bias.gather(-1, target.expand(len(bias), -1)[..., None]) > -torch.inf)[..., 0].all(0)
                 if not bool(seen.any()):
                     return
-                query, target, bias = query[seen.to(query.device)], target[seen.to(query.device)], bias[:, seen]
-                q, k = attended.q[0][:, query].double().cpu(), attended.keys[0].double().cpu()
+                q, k = attended.q[0].cpu()[:, query[seen]].double(), attended.keys[0].double().cpu()
                 scales[attended.name] = attended.scale
-                found.setdefault(attended.name, []).append(_Text(q, k, bias, target.cpu()))
+                found.setdefault(attended.name, []).append(_Text(q, k, bias[:, seen], target[seen]))
 
             with capture(model, keep):
                 inputs.batch([document]).run(model)

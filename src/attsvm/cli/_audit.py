@@ -150,10 +150,9 @@ def _texts(
     from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer, reads_images
     from attsvm.tables import FORMATS, read_texts
 
-    folders = [model, *(folder for _, folder in checkpoints(model))]
     if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
-        if any((folder / "config.json").is_file() for folder in folders):
-            raise AttsvmError(f"--texts {source} is for models of transformer fit, but {model} is one of Hugging Face.")
+        if kind_of(model) != "transformer fit":
+            raise AttsvmError(f"--texts {source} is for models of transformer fit, but {model} is not one.")
         import torch
 
         from attsvm.transformer import Texts, load_data
@@ -180,6 +179,7 @@ def _texts(
         read = read_texts(source, text=column, label=None).texts
     if not read:
         raise AttsvmError(f"{path} must have at least one text, but it is empty.")
+    folders = [model, *(folder for _, folder in checkpoints(model))]
     place = tokenizer or next((folder for folder in folders if has_tokenizer(folder)), None)
     if place is None and reads_images(folders[-1]):
         raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")

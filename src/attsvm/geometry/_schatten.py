@@ -104,7 +104,8 @@ class Schatten(Geometry):
         cancellation."""
         parts = self._potential(W), self._potential(V), (self.mirror(V) * (W - V)).sum(MATRIX_AXES)
         far, size = parts[0] - parts[1] - parts[2], parts[0] + parts[1] + parts[2].abs()
-        return torch.where(far > 1e-4 * size, far, super()._bregman(W, V))
+        near = far <= 1e-4 * size
+        return torch.where(near, super()._bregman(W, V), far) if bool(near.any()) else far
 
     def check_smooth(self) -> None:
         """Refuse p = 1 and ∞, which have no mirror map."""
