@@ -268,6 +268,8 @@ def mean(by_seed: dict[int, float]) -> float:
 def relative_table(rows: list[Row]) -> list[str]:
     """Another threshold, for the methods that it was run for."""
     rows = [row for row in rows if row["note"] == "relative"]
+    if not rows:
+        return []
     lines = ["### A threshold for each matrix", "", RELATIVE, "", "| | 90% | 95% | 98% |", "|---|---|---|---|"]
     for method, own in by_method(rows).items():
         found = [[row["test"] for row in own if row["sparsity"] == share] for share in TOP]
@@ -278,6 +280,8 @@ def relative_table(rows: list[Row]) -> list[str]:
 
 def penalty_table(rows: list[Row], words: str = PENALTY, value: str = "test") -> list[str]:
     """Fresh seeds of the chosen strengths and rates, then all that were tried on seed 0."""
+    if not any(row["note"] in ("penalty", "strength") for row in rows):
+        return []
     lines = ["### Zeros by a penalty", "", words, ""]
     scale, digits = (100.0, 1) if value == "accuracy" else (1.0, 3)
     fresh: dict[tuple[str, float], list[Row]] = {}
@@ -349,9 +353,9 @@ def document(drawn: Mapping[str, Rows]) -> str:
     rows = kept_rows(str(FOLDER))
     imdb = matching(rows, {"corpus": "imdb", "clip": 1.0})
     settings = {name: matching(imdb, wanted) for name, wanted in SETTINGS.items()}
-    lines = [line for name, own in settings.items() for line in setting_table(name, own)]
-    lines += penalty_table(next(iter(settings.values())), PENALTY_ON_IMDB)
-    lines += relative_table(next(iter(settings.values())))
+    lines = []
+    for name, own in settings.items():
+        lines += setting_table(name, own) + relative_table(own) + penalty_table(own, PENALTY_ON_IMDB)
     lines += front_table(settings, FRONT_ON_IMDB) + start_table(settings)
     lines += explored_table([row for row in imdb if row["note"] == "explore"])
     wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})

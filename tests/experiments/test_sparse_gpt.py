@@ -17,7 +17,7 @@ from attsvm.experiments.sparse_rows import kept_rows, method_of
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]
 SETTING = next(iter(SETTINGS))
-TAUGHT_MUON = '{"distil": 0.5, "teacher_lr": 0.006}'
+TAUGHT_MUON = '{"distil": 0.8, "teacher_lr": 0.006}'
 (MUON,) = (taught for taught in TAUGHT if taught.setting == SETTING and taught.name == "Muon")
 
 
@@ -27,6 +27,8 @@ def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tupl
     usual: dict[str, Any] = {"corpus": "imdb", "clip": 1.0, "lr": 1e-3, "seconds": 1.0, **SETTINGS[SETTING]}
     usual |= {"epochs": 4.0}
     kinds = {"mirror": {"options": '{"p": 1.1}'}, "taught": {"method": "muon", "note": "front", "options": TAUGHT_MUON}}
+    for method, options in (("adamw", '{"scope": "relative"}'), ("mirror", '{"p": 1.1, "scope": "relative"}')):
+        kinds[f"{method}, relative"] = {"method": method, "note": "relative", "options": options}
     rows = []
     for (method, share), values in losses.items():
         for seed, loss in enumerate(values, start=1):
@@ -54,6 +56,16 @@ def test_a_lead_counts_where_it_is_large_and_beyond_the_noise(tmp_path, lead, no
     assert check.passed is passed
     assert np.isnan(rows.where(method="Muon")["test"]).all()
     EXPERIMENT.figure(rows).canvas.draw()
+
+
+def test_a_threshold_for_each_matrix_is_given_to_both(tmp_path) -> None:
+    base, best = [4.499, 4.5, 4.501], [4.399, 4.4, 4.401]
+    losses = {("adamw", 0.95): base, ("adamw, relative", 0.95): best, ("mirror, relative", 0.95): best}
+    rows = rows_of(kept(tmp_path, losses))
+    (check,) = [check for check in EXPERIMENT.checks(rows) if "95% zeros" in check.name]
+    assert "p = 1.1, scope = relative is below AdamW, scope = relative by 0.04" in check.name
+    assert "+0.000 ± 0.000" in check.ours  # AdamW with one threshold for all is 0.1 above
+    assert not check.passed
 
 
 @pytest.mark.parametrize(("above", "passed"), [(-0.01, [True, True]), (0.04, [False, True]), (0.06, [False, False])])

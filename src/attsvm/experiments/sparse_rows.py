@@ -261,24 +261,26 @@ def share_axis(ax: Axes, title: str) -> None:
     ax.invert_xaxis()
 
 
-def lead(what: str, base: np.ndarray, ours: np.ndarray, bar: float) -> Check:
-    """Whether a loss is so much lower than AdamW's, and the intervals of both do not overlap."""
+def lead(what: str, base: np.ndarray, ours: np.ndarray, bar: float, than: str = "AdamW") -> Check:
+    """Whether a loss is so much lower than AdamW's, or than another's, and the intervals of both do not overlap."""
     there = np.isfinite(base - ours)
     (a, half_a), (b, half_b), (ahead, half) = (interval(v[there]) for v in (base, ours, base - ours))
     apart = abs(a - b) > half_a + half_b
     found = f"{ahead:+.3f} ± {half:.3f} ({b:.3f} ± {half_b:.3f} against {a:.3f} ± {half_a:.3f}, {there.sum()} seeds)"
-    return Check(f"{what} is below AdamW by {bar}, beyond the noise", "", found, bool(ahead >= bar and apart))
+    return Check(f"{what} is below {than} by {bar}, beyond the noise", "", found, bool(ahead >= bar and apart))
 
 
-def leads(rows: Rows, where: str, methods: Sequence[str], bars: Mapping[float, float], **setting: Any) -> list[Check]:
+def leads(
+    rows: Rows, where: str, methods: Sequence[str], bars: Mapping[float, float], than: str = "AdamW", **setting: Any
+) -> list[Check]:
     """`lead` of each method at each share, where there are two seeds or more."""
     made = []
     for share, bar in bars.items():
-        base = rows.where(method="AdamW", sparsity=share, **setting)["test"]
+        base = rows.where(method=than, sparsity=share, **setting)["test"]
         for method in methods:
             ours = rows.where(method=method, sparsity=share, **setting)["test"]
             if np.isfinite(base - ours).sum() >= 2:
-                made.append(lead(f"{where}, {share:.0%} zeros: {method}", base, ours, bar))
+                made.append(lead(f"{where}, {share:.0%} zeros: {method}", base, ours, bar, than))
     return made
 
 

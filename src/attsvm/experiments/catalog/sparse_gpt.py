@@ -38,7 +38,7 @@ SETTINGS = {
     "own head, GPT-2's start": {"tied": False, "init": "gpt2"},
     "tied head, GPT-2's start": {"tied": True, "init": "gpt2"},
 }
-OWN, _, TIED = SETTINGS
+OWN, OWN_GPT2, TIED = SETTINGS
 EVERYWHERE = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5", "Muon", UNMASKED)
 """Methods that were run in all settings; the others were run in the first."""
 
@@ -52,15 +52,18 @@ class Taught(NamedTuple):
     epochs: float = 4.0
 
 
-MOSTLY = "distil = 0.8, scope = relative"
+MOSTLY, LONGER = "distil = 0.8, scope = relative", "teacher_epochs = 4, teacher_lr = 0.006"
 TAUGHT = (
-    Taught(OWN, "AdamW", "AdamW, distil = 0.5, teacher_lr = 0.006"),
-    Taught(OWN, "Muon", "Muon, distil = 0.5, teacher_lr = 0.006"),
+    Taught(OWN, "AdamW", f"AdamW, {MOSTLY}, teacher_lr = 0.006"),
+    Taught(OWN, "Muon", "Muon, distil = 0.8, teacher_lr = 0.006"),
     Taught(OWN, POWERPROP, f"{POWERPROP}, {MOSTLY}, teacher_lr = 0.006"),
-    Taught(OWN, f"{POWERPROP}, twice the steps", f"{POWERPROP}, {MOSTLY}, teacher_epochs = 4, teacher_lr = 0.006", 8.0),
+    Taught(OWN, "AdamW, twice the steps", f"AdamW, distil = 0.8, {LONGER}", 8.0),
+    Taught(OWN, f"{POWERPROP}, twice the steps", f"{POWERPROP}, {MOSTLY}, {LONGER}", 8.0),
     Taught(TIED, "AdamW", "AdamW, distil = 0.5, teacher_lr = 0.0035"),
     Taught(TIED, "Muon", "Muon, distil = 0.5, teacher_lr = 0.0035"),
 )
+RELATIVE = tuple(f"{method}, scope = relative" for method in ("AdamW", "Muon", "MirrorAdam p = 1.1", POWERPROP))
+"""Pruned by a threshold in units of each matrix."""
 EPOCHS = {taught.method: taught.epochs for taught in TAUGHT}
 AIMS = {0.9: 0.0, 0.95: 0.05}
 """So much above dense AdamW's the loss may be, by share of zeros."""
@@ -71,14 +74,15 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     wanted = SETTINGS[params["setting"]] | {"corpus": "imdb", "clip": 1.0, "epochs": EPOCHS.get(method, 4.0)}
     if method in PENALTIES:
         return by_penalty(params, wanted, trials, data)
-    return read(params, wanted, trials, data, ("front",) if method in EPOCHS else ("main",))
+    note = "front" if method in EPOCHS else "relative" if method in RELATIVE else "main"
+    return read(params, wanted, trials, data, (note,))
 
 
 @styled
 def figure(rows: Rows) -> Figure:
     if not np.isfinite(rows["test"]).any():
         return nothing_yet("no run is there yet")
-    figure, axes = new_figure(4, 2, (10, 16))
+    figure, axes = new_figure(5, 2, (10, 20))
     flat = [ax for line in axes for ax in line]
     panels = {
         OWN: (*ADVISED, *OURS[:1]),
@@ -88,8 +92,10 @@ def figure(rows: Rows) -> Figure:
         TIED: EVERYWHERE,
         f"{TIED}: with a teacher": ("AdamW", *(taught.method for taught in TAUGHT if taught.setting == TIED)),
     }
-    panels |= {setting: EVERYWHERE for setting in SETTINGS if setting not in panels}
+    panels[OWN_GPT2] = EVERYWHERE
+    panels |= {f"{setting}: a threshold for each matrix": ("AdamW", *RELATIVE) for setting in (OWN_GPT2, OWN)}
     names = {taught.method: f"{taught.name}, taught" for taught in TAUGHT}
+    names |= {method: method.replace("scope = ", "") for method in RELATIVE}
     for ax, (title, methods) in zip(flat, panels.items()):
         own = rows.where(setting=title.partition(":")[0])
         curves(ax, own, methods, names=names | ({"AdamW": "AdamW, pruned"} if "pAdam" in methods else {}))
@@ -104,6 +110,8 @@ def figure(rows: Rows) -> Figure:
 def checks(rows: Rows) -> list[Check]:
     methods = (*OURS, POWERPROP, MIRROR_MUON)
     made = [check for setting in SETTINGS for check in leads(rows, setting, methods, BARS, setting=setting)]
+    for setting in (OWN, OWN_GPT2):
+        made += leads(rows, setting, RELATIVE[1:], BARS, RELATIVE[0], setting=setting)
     for setting, name, method, _ in TAUGHT:
         own = rows.where(setting=setting)
         dense = own.where(method="AdamW", sparsity=0.0)["test"]
@@ -120,7 +128,7 @@ EXPERIMENT = from_rows(
     id="sparse-gpt",
     title="Gradual pruning of a GPT: MirrorAdam against many others",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
-    grid={"setting": list(SETTINGS), "method": [*METHODS, *EPOCHS, *PENALTIES], "sparsity": list(SHARES)},
+    grid={"setting": list(SETTINGS), "method": [*METHODS, *EPOCHS, *RELATIVE, *PENALTIES], "sparsity": list(SHARES)},
     run=run,
     figure=figure,
     checks=checks,
