@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -83,3 +84,12 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "min_reported_time": 0,
 }
+
+
+def keep_intervals(app: Any, name: str, source: list[str]) -> None:
+    """Numbers and their intervals stay in one line of a narrow table."""
+    source[0] = source[0].replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", keep_intervals)
