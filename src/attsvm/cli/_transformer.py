@@ -132,7 +132,7 @@ def fit_command(
     momentum: Annotated[float, typer.Option(min=0, help="Momentum of mirror-descent and sgd.")] = 0.0,
     moments_of: Annotated[
         MomentsOf,
-        typer.Option(help="Whose gradient mirror-adam's moments are of; mirror is powerprop."),
+        typer.Option(help="Whose gradient mirror-adam's moments are of; mirror with --weight-decay 0 is powerprop."),
     ] = MomentsOf.weight,
     weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
     schedule: Annotated[
