@@ -95,7 +95,7 @@ class _Kept(threading.local):
         if view is None:
             size = math.prod(shape) * dtype.itemsize
             if k not in self.buffers or self.buffers[k].numel() < size:
-                self.buffers[k] = torch.empty(size, dtype=torch.uint8)
+                self.buffers[k] = torch.empty(size, dtype=torch.uint8, device="cpu")
                 self.views.clear()
             view = self._keep((k, dtype, shape), self.buffers[k][:size].view(dtype).view(shape))
         return view

@@ -28,7 +28,7 @@ class Watch:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
         key = (weight.data_ptr(), weight.numel(), 0)
         if key not in self._left:
-            self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1)
+            self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1, device="cpu")
         return self._left[key]
 
     def before(self, parts: Sequence[Row], p: float) -> None:

@@ -73,6 +73,8 @@ def launches(
     parts: dict[Any, list[Row]] = {}
     for weight, grad, theta, mask, *others in zip(weights, grads, mirrors, masks, *states):
         if weight.numel() > 0:
+            if grad.dtype not in (_native.DTYPES if weight.is_cpu else DTYPES):
+                grad = grad.float()
             key = weight.device, weight.dtype, grad.dtype, mask is not None
             row = weight, grad, theta, theta if mask is None else mask.view(torch.uint8), *others
             parts.setdefault(key, []).append(_in_order(row))

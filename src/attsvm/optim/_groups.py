@@ -42,7 +42,7 @@ _WRAPPED = ("linear", "proj", "conv", "base_layer")  # qkv.linear, query.proj: t
 _FEED_FORWARD = re.compile(r"feed_?forward|ffn|mlp|channel_mix", re.IGNORECASE)  # RWKV has keys and values there too
 _NORM = re.compile(r"norm(?!al)", re.IGNORECASE)
 _EMBEDDING = re.compile(r"embed|^pos_|position|token|latent|^pos$|^pe$", re.IGNORECASE)
-_STARTS_AT_ZERO = re.compile(r"(^|\.)(lora_B|lora_up|lora_embedding_B)(\.|$)")
+_STARTS_AT_ZERO = re.compile(r"(^|\.)(lora_B|lora_up|lora_embedding_A)(\.|$)")
 _RATES = ("A_log", "dt_bias", "D")  # of state space models: no matrices, whatever their shape
 # Under torch.nn.utils.parametrize q_proj.weight is q_proj.parametrizations.weight.original, or original0, original1;
 # where it is pruned or has the older weight_norm it is weight_orig or weight_v.

@@ -14,7 +14,8 @@ REST = "rest"
 MASK = "mask"
 _HOW = ("foreach", "fused", "capturable")  # how to compute here: of another optimizer's state they are not taken over
 _FOREIGN = {"dampening": 0, "amsgrad": False}  # what torch's optimizers have and these have not
-_UNUSED = (*_FOREIGN, "differentiable", "decoupled_weight_decay")
+_OURS = ("p", "l1", "l1_of", "moments_of", "keep_mirror", "normalize", "head_lr")  # torch's do nothing with them
+_UNUSED = (*_FOREIGN, *_OURS, "differentiable", "decoupled_weight_decay")
 
 Group = Mapping[str, Any]
 

@@ -181,7 +181,7 @@ class MirrorAdam(MirrorOptimizer):
     def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         state = self.state[param]
         if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = zeros_like(param)
             state["exp_avg_sq"] = zeros_like(param)
         return local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]
@@ -249,7 +249,9 @@ def mirror_adam(
     masks = masks or [None for _ in params]
     compiling = torch.compiler.is_compiling()
     if state_steps[0].is_cpu and not compiling:
-        torch._foreach_add_(state_steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor each time
+        torch._foreach_add_(
+            state_steps, torch.ones((), device="cpu"), alpha=1.0
+        )  # a number would be made a tensor each time
     else:
         torch._foreach_add_(state_steps, 1)
     if fused:
@@ -313,7 +315,7 @@ def _adam_at_once(chunk: Chunk, lr: float | Tensor, beta1: float, beta2: float, 
 
     It walks through memory, so the tensors are contiguous; and it takes those of the parts as they lie there.
     """
-    theta, t = chunk.row[1], torch.tensor(chunk.key, dtype=torch.float32)
+    theta, t = chunk.row[1], torch.tensor(chunk.key, dtype=torch.float32, device="cpu")
     _, _, _, grads, exp_avgs, exp_avg_sqs = map(list, zip(*chunk.parts))
     if grads[0].dtype != theta.dtype:
         grads = [grad.to(theta.dtype) for grad in grads]

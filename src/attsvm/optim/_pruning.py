@@ -52,7 +52,7 @@ class GradualPruning:
         sparsity: the share of zeros at the end, 0 ≤ sparsity < 1.
         total_steps: number of steps of the whole training.
         start, end: the shares of the training between which zeros are made.
-        every: steps between two changes of the masks.
+        every: steps between two changes of the masks; by default 50, fewer in short runs: ten changes.
         initial: the share of zeros at the start.
         scope: one threshold for all parameters ("global"), one for all in units of each parameter's root mean square
             ("relative"), or the same share of each ("layer"). Near p = 1 parameters keep the ratios of their initial
@@ -95,7 +95,7 @@ class GradualPruning:
         *,
         start: float = 0.2,
         end: float = 0.75,
-        every: int = 50,
+        every: int | None = None,
         initial: float = 0.0,
         scope: str = "global",
         structure: str | None = None,
@@ -104,9 +104,16 @@ class GradualPruning:
         heads: int | None = None,
     ) -> None:
         _check(sparsity, total_steps, start, end, every, initial, scope, structure, regrow, heads)
+        self._given = optimizer
         self.optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap them
-        self.sparsity, self.initial, self.every, self.scope, self.regrow = sparsity, initial, every, scope, regrow
+        self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
         self.first, self.last = round(start * total_steps), round(end * total_steps)
+        self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
+        if regrow > 0 and self.every >= self.last - self.first:
+            raise AttsvmError(
+                f"regrow needs several changes of the masks, but of {self.last - self.first} steps every "
+                f"{self.every}th changes them: make every smaller."
+            )
         named = _prunable(self.optimizer, params, structure)
         self.params = [param for _, param in named]
         self._units = _units(named, structure, heads)
@@ -131,6 +138,9 @@ class GradualPruning:
 
     def step(self) -> None:
         """Call it after every step of the optimizer."""
+        accumulation = getattr(self._given, "gradient_state", None)  # of accelerate, whose optimizer has not stepped
+        if accumulation is not None and not accumulation.sync_gradients:
+            return
         self.count += 1
         if self._exchanges(self.count):
             self._exchange(self.scheduled(self.count))
@@ -156,8 +166,9 @@ class GradualPruning:
         return zeros / max(all_, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The count of steps and, unless the optimizer saves them itself, the masks by number."""
-        masks = {i: self._masks[param] for i, param in enumerate(self.params) if param in self._masks}
+        """The count of steps and the masks by number. Mirror optimizers save them, too, but not every way to load
+        their state brings them back (torch.distributed.checkpoint)."""
+        masks = {i: mask for i, param in enumerate(self.params) if (mask := self._mask(param)) is not None}
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -165,10 +176,15 @@ class GradualPruning:
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
-        if state_dict.get("with_optimizer", kept_here) != kept_here or (kept_here and state_dict["masks"]):
+        if state_dict.get("with_optimizer", kept_here) != kept_here:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self.count = state_dict["count"]
-        self._masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
+        masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
+        if self._mirror is None:
+            self._masks = masks
+        else:
+            for param, mask in masks.items():
+                self._mirror.set_mask(param, mask)
 
     def __reduce__(self) -> Any:
         raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
@@ -204,7 +220,7 @@ class GradualPruning:
 
     @torch.no_grad()
     def _prune(self, share: float) -> None:
-        """Masks of the smallest units, so that so large a share of all entries is 0."""
+        """Masks of the smallest units, so that so large a share of all entries is 0. What is masked stays masked."""
         if share <= 0:
             return
         sharded = any(is_sharded(param) for param in self.params)
@@ -215,7 +231,8 @@ class GradualPruning:
             pruned = smallest(scores, [unit.size for unit in units], share, sharded)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
-                    self._set(param, mask)
+                    before = self._mask(param)
+                    self._set(param, mask if before is None else mask & local(before))
         if self._mirror is None:
             self._apply()
 
@@ -224,11 +241,10 @@ class GradualPruning:
         """Prune more than the share, and take back of the pruned weights those with the largest gradient."""
         before = {param: torch.ones_like(local(param), dtype=torch.bool) for param in self.params}
         before.update((param, local(mask).clone()) for param, mask in self.masks().items())
-        gradients = []
-        for param in self.params:
-            if param.grad is None:
-                raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
-            gradients.append(local(param.grad))
+        if all(param.grad is None for param in self.params):
+            raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
+        # A part of the model that had no part in this step, such as an idle expert, has none.
+        gradients = [local(torch.zeros_like(param) if param.grad is None else param.grad) for param in self.params]
         done = (self.count - self.first) / max(self.last - self.first, 1)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
         # No more is dropped than can be taken back: nothing while no weight has been pruned before.
@@ -276,7 +292,7 @@ def smallest(scores: Sequence[Tensor], sizes: Sequence[int], share: float, shard
     Scores are at least 0; nan counts as the largest. By bisection over the bits of the threshold, so that nothing is
     sorted or gathered, and shards of one parameter need exchange no more than counts.
     """
-    bits = [score.float().contiguous().view(torch.int32) for score in scores]
+    bits = [score.float().abs().contiguous().view(torch.int32) for score in scores]  # a nan may have a sign
     total = _sum(sum(b.numel() * size for b, size in zip(bits, sizes)), bits[0].device, sharded)
     wanted = round(share * total)
 
@@ -414,7 +430,7 @@ def _check(
     total_steps: int,
     start: float,
     end: float,
-    every: int,
+    every: int | None,
     initial: float,
     scope: str,
     structure: str | None,
@@ -424,10 +440,12 @@ def _check(
     for name, value in (("sparsity", sparsity), ("initial", initial), ("regrow", regrow)):
         if not 0 <= value < 1:
             raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+    if initial > sparsity:
+        raise AttsvmError(f"initial must be at most sparsity, {sparsity}, but got {initial}.")
     if not 0 <= start <= end <= 1:
         raise AttsvmError(f"start and end must be shares of the training with start <= end, but got {start} and {end}.")
     for name, value in (("total_steps", total_steps), ("every", every)):
-        if not isinstance(value, int) or value < 1:
+        if value is not None and (not isinstance(value, int) or value < 1):
             raise AttsvmError(f"{name} must be a whole number above 0, but got {value!r}.")
     if scope not in SCOPES:
         raise AttsvmError(f"scope must be one of {SCOPES}, but got {scope!r}.")

@@ -64,10 +64,10 @@ def _host_table(addresses: tuple[tuple[int, ...], ...], block: int) -> tuple[Ten
 @lru_cache(maxsize=64)
 def _blocks(sizes: tuple[int, ...], block: int) -> tuple[Tensor, Tensor]:
     """`Table.blocks` and `Table.first`: sizes stay where addresses change from step to step."""
-    counts = (torch.tensor(sizes) + block - 1) // block
+    counts = (torch.tensor(sizes, device="cpu") + block - 1) // block
     first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    tensor = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    place = torch.arange(len(tensor)) - first[tensor]
+    tensor = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), counts)
+    place = torch.arange(len(tensor), device="cpu") - first[tensor]
     return torch.stack([tensor, place], dim=1), first
 
 

@@ -1,0 +1,174 @@
+"""Zeros that stay: in longer runs, after other ways to load a state, beside masks of others; and when nothing steps."""
+
+from typing import Any
+
+import pytest
+import torch
+from small_task import loss_of, network, same
+from torch import nn
+
+from attsvm.errors import AttsvmError
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon, param_groups
+
+OPTIMIZERS = {
+    "MirrorAdam": lambda groups: MirrorAdam(groups, lr=1e-2),
+    "MirrorDescent": lambda groups: MirrorDescent(groups, lr=1e-2, normalize="tensor"),
+    "MirrorMuon": lambda groups: MirrorMuon(groups, lr=1e-2),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+}
+with_all = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+
+
+def start(make, steps: int = 20, **options: Any) -> tuple[nn.Sequential, torch.optim.Optimizer, GradualPruning]:
+    model = network()
+    optimizer = make(param_groups(model, 1.5))
+    return model, optimizer, GradualPruning(optimizer, 0.8, steps, **options)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: GradualPruning, steps: range) -> None:
+    for step in steps:
+        model.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        pruning.step()
+
+
+@with_all
+def test_in_a_longer_run_nothing_comes_back(make) -> None:
+    done, longer = start(make), start(make, steps=60)
+    train(*done, range(20))
+    for new, old in zip(longer, done):
+        new.load_state_dict(old.state_dict())
+    for step in range(20, 60):
+        train(*longer, range(step, step + 1))
+        assert longer[2].achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
+def test_masks_of_the_user_stay() -> None:
+    model, optimizer, pruning = start(OPTIMIZERS["MirrorAdam"])
+    kept = torch.rand_like(model[0].weight) < 0.4
+    assert isinstance(optimizer, MirrorAdam)
+    optimizer.set_mask(model[0].weight, kept)
+    train(model, optimizer, pruning, range(20))
+    assert not model[0].weight[~kept].any()
+    assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
+@pytest.mark.parametrize("make", list(OPTIMIZERS.values())[:3], ids=list(OPTIMIZERS)[:3])
+def test_masks_come_back_where_the_state_of_the_optimizer_brings_none(make) -> None:
+    """torch.distributed.checkpoint loads only what a fresh optimizer has."""
+    stopped, whole = start(make), start(make)
+    train(*whole, range(20))
+    train(*stopped, range(14))
+    state = stopped[1].state_dict()
+    state["state"] = {k: {name: v for name, v in s.items() if name != "mask"} for k, s in state["state"].items()}
+    resumed = start(make)
+    resumed[0].load_state_dict(stopped[0].state_dict())
+    resumed[1].load_state_dict(state)
+    resumed[2].load_state_dict(stopped[2].state_dict())
+    train(*resumed, range(14, 20))
+    assert resumed[2].achieved() == pytest.approx(0.8, abs=1 / 160)
+    assert same(resumed[0], whole[0])
+
+
+def test_between_the_steps_of_accelerate_nothing_is_counted() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=4, cpu=True)
+    model = network()
+    model, optimizer = accelerator.prepare(model, OPTIMIZERS["MirrorAdam"](param_groups(model, 1.5)))
+    pruning = GradualPruning(optimizer, 0.8, 10)
+    for step in range(40):
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model, step))
+            optimizer.step()
+            pruning.step()
+            optimizer.zero_grad()
+        assert pruning.count == (step + 1) // 4
+    assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
+@pytest.mark.parametrize("steps", [20, 60, 90])
+def test_short_runs_are_pruned_gradually_and_may_regrow(steps: int) -> None:
+    plain, exchanging = start(OPTIMIZERS["AdamW"], steps), start(OPTIMIZERS["AdamW"], steps, regrow=0.3)
+    shares = set()
+    for step in range(steps):
+        for run in (plain, exchanging):
+            train(*run, range(step, step + 1))
+        shares.add(plain[2].achieved())
+    assert len(shares) >= 9
+    assert not torch.equal(plain[0][0].weight == 0, exchanging[0][0].weight == 0)
+    with pytest.raises(AttsvmError, match="every smaller"):
+        start(OPTIMIZERS["AdamW"], steps, regrow=0.3, every=50)
+
+
+def test_less_zeros_than_at_the_start_are_refused() -> None:
+    with pytest.raises(AttsvmError, match=r"initial must be at most sparsity, 0\.8"):
+        start(OPTIMIZERS["AdamW"], initial=0.9)
+
+
+def test_an_idle_matrix_is_no_error_of_an_exchange() -> None:
+    model, idle = network(), nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(param_groups(nn.ModuleList([model, idle])), lr=1e-2)
+    pruning = GradualPruning(optimizer, 0.8, 20, regrow=0.3)
+    train(model, optimizer, pruning, range(20))
+    assert idle.weight.grad is None
+    assert pruning.achieved() == pytest.approx(0.8, abs=1 / 200)
+
+
+@pytest.mark.parametrize("options", [{}, {"structure": "row"}, {"scope": "relative"}], ids=str)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_nan_of_either_sign_counts_as_the_largest(options: dict[str, Any], sign: float) -> None:
+    weights = [nn.Parameter(torch.randn(8, 8)) for _ in range(2)]
+    weights[0].data[0, 0] = torch.copysign(torch.tensor(torch.nan), torch.tensor(sign))
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    pruning = GradualPruning(optimizer, 0.25, 1, params=weights, start=0.0, end=0.0, **options)
+    assert weights[0][0, 0].isnan()
+    assert pruning.achieved() == pytest.approx(0.25)
+    assert (weights[0] == 0).sum() < 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_fused_step_reads_gradients_of_any_dtype(dtype: torch.dtype) -> None:
+    from attsvm.native import compiler
+
+    if compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    ended = []
+    for fused, grad_dtype in ((False, torch.float32), (True, dtype)):
+        w = nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
+        w.grad_dtype = None  # pyright: ignore[reportAttributeAccessIssue]
+        w.grad = torch.full((8, 8), 0.5, dtype=grad_dtype)
+        MirrorAdam([w], lr=1e-2, fused=fused).step()
+        ended.append(w.detach())
+    torch.testing.assert_close(*ended, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("p", [1.1, 1.37])
+def test_another_default_device_is_not_that_of_the_step(how: dict[str, bool], p: float) -> None:
+    from attsvm.native import compiler
+
+    if "fused" in how and compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    ended = []
+    for device in ("cpu", "meta"):
+        w = nn.Parameter(torch.linspace(-1, 1, 4096).reshape(64, 64))
+        w.grad = torch.full((64, 64), 0.5)
+        optimizer = MirrorAdam([w], p=p, lr=1e-2, **how)
+        with torch.device(device):
+            for _ in range(2):
+                optimizer.step()
+        ended.append(w.detach())
+    assert torch.equal(*ended)
+
+
+def test_options_that_mean_nothing_to_adamw_are_not_taken_from_its_state() -> None:
+    model = network()
+    adamw = torch.optim.AdamW(param_groups(model, 1.1))
+    loss_of(model, 0).backward()
+    adamw.step()
+    ours = MirrorAdam(param_groups(model, 1.5))
+    ours.load_state_dict(adamw.state_dict())
+    assert [group["p"] for group in ours.param_groups] == [1.5, 2.0]
