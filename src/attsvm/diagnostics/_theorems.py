@@ -201,7 +201,8 @@ def _below_barrier(facts: Facts) -> tuple[Tensor, Tensor]:
     _, recorded = run.recorded_W
     crossed = torch.stack([excess_loss(data, W, loss) < barrier for W in recorded]).any(0)
     first = -facts.lr * gradient(data, torch.zeros_like(run.W), loss)
-    return crossed, excess_loss(data, first, loss) < barrier
+    finite = first.isfinite().flatten(1).all(1)
+    return crossed, finite & (excess_loss(data, torch.where(finite[:, None, None], first, 0.0), loss) < barrier)
 
 
 def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:
