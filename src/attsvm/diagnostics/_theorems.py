@@ -74,7 +74,7 @@ class Facts:
         """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
         run = self.run
         plain = isinstance(run.rule, MirrorDescent) and not run.normalized and run.constant_lr is not None
-        plain = plain and run.settings.get("batch") is None and run.settings.get("ridge") == 0
+        plain = plain and run.mini_batches is None and run.settings.get("ridge") == 0
         return {"plain steps of one size": self.everywhere(plain)}
 
     @cached_property

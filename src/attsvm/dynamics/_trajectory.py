@@ -180,6 +180,12 @@ class Trajectory:
         return rates.pop() if len(rates) == 1 else None
 
     @property
+    def mini_batches(self) -> dict[str, Any] | None:
+        """The setting `batch`, unless every step sees all samples once."""
+        batch = self.settings.get("batch")
+        return None if batch is None or (not batch["replace"] and batch["size"] == self.data.n) else batch
+
+    @property
     def starts_at_zero(self) -> Tensor:
         """Is W(0) = 0? (B,); from the records at step 0, else from the settings."""
         norm = self.recorded_norm
