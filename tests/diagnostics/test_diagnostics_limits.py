@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, sphere, train, verdict
-from attsvm.diagnostics import Evidence, forgetting_time, outliving, predicted_limit
+from attsvm.diagnostics import Evidence, forgetting_time, lipschitz_constant, outliving, predicted_limit
 from attsvm.dynamics import Adam, Batches, Decaying, Growing, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
 from attsvm.geometry import Frobenius, Lp, Nuclear, Schatten, Spectral
 
@@ -161,3 +161,18 @@ def test_adam_whose_first_moment_outlives_the_second_is_named() -> None:
     assert why(0.7) == "the proofs need β1 ≤ β2"
     assert "without bound" in why(0.9)
     assert "β1 ≤ β2" not in why(0.5)
+
+
+def test_no_theorem_on_plain_steps_applies_to_a_run_that_changed_its_settings() -> None:
+    options = {"normalize": False, "compile": False}
+    lr = 0.5 / lipschitz_constant(DATA).max().item()
+    plain = train(DATA, steps=10, lr=lr, resume=train(DATA, steps=5, lr=lr, **options), **options)
+    mixed = train(DATA, steps=10, lr=lr, resume=train(DATA, steps=5, lr=50.0, **options), **options)
+    theorem = "TF-as-SVM Theorem 3 (norm diverges)"
+    holds, fails = verdict(plain), verdict(mixed)
+    assert holds.conditions[theorem]["plain steps of one size"].all()
+    assert holds.conditions[theorem]["η ≤ 1/L_W"].all()
+    assert not fails.conditions[theorem]["plain steps of one size"].any()
+    assert not fails.conditions[theorem]["η ≤ 1/L_W"].any()
+    assert not holds.prediction.caution
+    assert "the run changed its step size" in str(fails.prediction)

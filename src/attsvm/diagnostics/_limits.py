@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torch import Tensor
@@ -44,6 +44,14 @@ class Limit:
 
 def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     """What theory says about a run; `norm_mm` (B,) are the norms of the SVM solutions in the run's geometry."""
+    limit = _limit(run, norm_mm)
+    if not run.settings.get("mixed"):
+        return limit
+    changed = "the run changed its step size, loss, batches or ridge on the way, and only the last are judged"
+    return replace(limit, caution="; ".join(filter(None, (limit.caution, changed))))
+
+
+def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     geometry, settings, rule = run.geometry, run.settings, run.rule
     decay = getattr(rule, "decay", 0.0)
     if decay > 0:
