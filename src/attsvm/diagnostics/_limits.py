@@ -146,7 +146,7 @@ def _of_batches(run: Trajectory, size: int) -> Limit:
     if momentum := _momentum(rule):
         epoch, memory = run.data.n / size, 1 / (1 - momentum)
         if memory < epoch * (1 - ROUNDING):
-            why = f"momentum shorter than an epoch: 1/(1 − β) = {memory:.3g} steps of {epoch:.3g} (map-batch)"
+            why = f"momentum shorter than an epoch: it lasts 1/(1 − β) = {memory:.3g} steps, an epoch {epoch:.3g}"
             return Limit(geometry, Evidence.NONE, why)
         why = "momentum over an epoch, before the normalisation, restores the limit of the whole gradient (map-batch)"
         return Limit(geometry, Evidence.CONJECTURED, why)
