@@ -47,7 +47,7 @@ def check_same_run(place: PathLike, stored: Mapping[str, Any], wanted: Mapping[s
 
     Both are plain data: numbers, strings, None, lists, dictionaries. Settings inside dictionaries are named with dots.
     """
-    theirs, ours = _flat(stored), _flat(wanted)
+    theirs, ours = flat(stored), flat(wanted)
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if theirs.get(name) != ours.get(name):
             if any(_is_digest(side.get(name)) for side in (theirs, ours)):
@@ -57,11 +57,12 @@ def check_same_run(place: PathLike, stored: Mapping[str, Any], wanted: Mapping[s
             raise AttsvmError(f"{place} holds another run, {difference}: choose another folder, or remove this one.")
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings inside dictionaries named with dots, tuples as the lists that a file makes of them."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            found |= flat(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = list(value) if isinstance(value, tuple) else value
     return found

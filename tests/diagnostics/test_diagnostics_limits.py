@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, sphere, train, verdict
-from attsvm.diagnostics import Evidence, forgetting_time, outliving, predicted_limit
-from attsvm.dynamics import Adam, Batches, Decaying, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
-from attsvm.geometry import Frobenius, Lp, Nuclear, Spectral
+from attsvm.diagnostics import Evidence, forgetting_time, lipschitz_constant, outliving, predicted_limit
+from attsvm.dynamics import Adam, Batches, Decaying, Growing, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
+from attsvm.geometry import Frobenius, Lp, Nuclear, Schatten, Spectral
 
 DATA = sphere(3, 4, 5, trials=3, seed=1)
 
@@ -29,7 +29,19 @@ DATA = sphere(3, 4, 5, trials=3, seed=1)
         ({"rule": "adam"}, Lp(math.inf), Evidence.LINEAR),
         ({"rule": RMSprop(eps=1e-8)}, Frobenius(), Evidence.LINEAR),
         ({"rule": "lion"}, Lp(math.inf), Evidence.CONJECTURED),
-        ({"rule": "adam", "geometry": "l3"}, Lp(3), Evidence.CONJECTURED),
+        ({"rule": "adam", "geometry": "l3"}, Lp(3), Evidence.NONE),
+        ({"rule": Adam(beta1=0.9, beta2=0.9)}, Lp(math.inf), Evidence.LINEAR),
+        ({"rule": Adam(beta1=0.9, beta2=0.85)}, Lp(math.inf), Evidence.CONJECTURED),
+        ({"geometry": "nuclear", "normalize": False}, Nuclear(), Evidence.CONJECTURED),
+        ({"geometry": Schatten(3), "normalize": False}, Schatten(3), Evidence.CONJECTURED),
+        ({"geometry": "l3", "rule": "gd", "normalize": True, "batch": 1}, Lp(3), Evidence.NONE),
+        ({"geometry": "l3", "rule": Steepest(normalize=False), "batch": 1}, Lp(3), Evidence.NONE),
+        ({"geometry": "l3", "parameterization": "joint", "rule": "gd"}, Lp(3), Evidence.NONE),
+        ({"geometry": "l3", "parameterization": "KQ", "rule": "gd"}, Lp(3), Evidence.NONE),
+        ({"parameterization": "KQ", "rule": Steepest(momentum=0.9), "batch": 1}, Nuclear(), Evidence.NONE),
+        ({"parameterization": "KQ", "normalize": False, "batch": 1}, Nuclear(), Evidence.CONJECTURED),
+        ({"parameterization": "KQ", "batch": 1}, Nuclear(), Evidence.NONE),
+        ({"parameterization": "joint", "normalize": False, "batch": 1}, Frobenius(), Evidence.CONJECTURED),
         ({"parameterization": "KQ"}, Nuclear(), Evidence.CONJECTURED),
         ({"parameterization": "KQ", "rule": "gd"}, Nuclear(), Evidence.CONJECTURED),
         ({"parameterization": "KQ", "rule": Steepest(momentum=0.9)}, Nuclear(), Evidence.NONE),
@@ -41,7 +53,13 @@ DATA = sphere(3, 4, 5, trials=3, seed=1)
         ({"rule": "sign", "batch": 1}, Lp(math.inf), Evidence.NONE),
         ({"rule": Adam(), "batch": 1}, Lp(math.inf), Evidence.NONE),
         ({"rule": Steepest(momentum=0.9), "batch": Batches(1)}, Frobenius(), Evidence.CONJECTURED),
+        ({"rule": Steepest(momentum=1e-6), "batch": 1}, Frobenius(), Evidence.NONE),
+        ({"rule": Steepest(momentum=0.5), "batch": 1}, Frobenius(), Evidence.NONE),
+        ({"rule": Steepest(momentum=0.5), "batch": 2}, Frobenius(), Evidence.CONJECTURED),
         ({"normalize": False, "batch": 2}, Frobenius(), Evidence.LINEAR),
+        ({"normalize": False, "batch": 3}, Frobenius(), Evidence.ATTENTION),
+        ({"normalize": False, "batch": Batches(3, replace=True)}, Frobenius(), Evidence.LINEAR),
+        ({"rule": "sign", "batch": 3}, Lp(math.inf), Evidence.LINEAR),
     ],
 )
 def test_theory_of_every_rule(options: dict, geometry, evidence: Evidence) -> None:
@@ -111,3 +129,50 @@ def test_momentum_that_outlives_the_gradient_is_named() -> None:
     assert "forget" in caution(Adam(), 0.1)
     assert not caution(Adam(eps=1e-8), 0.1)
     assert not caution(Adam(), Decaying(0.1))
+
+
+def test_a_batch_of_all_samples_is_no_batch() -> None:
+    whole, batched = (train(DATA, steps=20, lr=0.01, normalize=False, batch=b, compile=False) for b in (None, 3))
+    assert torch.equal(whole.W, batched.W)
+    judged, same = verdict(whole), verdict(batched)
+    assert judged.prediction == same.prediction
+    for name, conditions in judged.conditions.items():
+        for part, holds in conditions.items():
+            assert torch.equal(same.conditions[name][part], holds)
+
+
+def test_growing_steps_of_sign_like_rules_are_named() -> None:
+    def caution(rule: Rule | str) -> str:
+        return predicted_limit(train(DATA, rule=rule, lr=Growing(), steps=2, compile=False), torch.ones(3)).caution
+
+    for rule in ("sign", "lion", "adam"):
+        assert "oscillate" in caution(rule)
+    assert not caution("gd")
+    assert not caution(Adam(eps=1e-8))
+
+
+def test_adam_whose_first_moment_outlives_the_second_is_named() -> None:
+    """A gradient that stops leaves M/√V = (β1/√β2)^k, which grows with β1 > √β2."""
+
+    def why(beta1: float) -> str:
+        run = train(DATA, rule=Adam(beta1=beta1, beta2=0.64), steps=2, compile=False)
+        return predicted_limit(run, torch.ones(3)).why
+
+    assert why(0.7) == "the proofs need β1 ≤ β2"
+    assert "without bound" in why(0.9)
+    assert "β1 ≤ β2" not in why(0.5)
+
+
+def test_no_theorem_on_plain_steps_applies_to_a_run_that_changed_its_settings() -> None:
+    options = {"normalize": False, "compile": False}
+    lr = 0.5 / lipschitz_constant(DATA).max().item()
+    plain = train(DATA, steps=10, lr=lr, resume=train(DATA, steps=5, lr=lr, **options), **options)
+    mixed = train(DATA, steps=10, lr=lr, resume=train(DATA, steps=5, lr=50.0, **options), **options)
+    theorem = "TF-as-SVM Theorem 3 (norm diverges)"
+    holds, fails = verdict(plain), verdict(mixed)
+    assert holds.conditions[theorem]["plain steps of one size"].all()
+    assert holds.conditions[theorem]["η ≤ 1/L_W"].all()
+    assert not fails.conditions[theorem]["plain steps of one size"].any()
+    assert not fails.conditions[theorem]["η ≤ 1/L_W"].any()
+    assert not holds.prediction.caution
+    assert "the run changed its step size" in str(fails.prediction)

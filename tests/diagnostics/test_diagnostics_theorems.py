@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from attsvm import TokenData, att_svm, solve, sphere, train, verdict
+from attsvm import LinearHead, TokenData, att_svm, solve, sphere, train, verdict
 from attsvm.diagnostics import (
+    Signature,
     applicability,
     assumption_b2,
     assumption_c,
@@ -178,3 +181,27 @@ def test_the_first_step_is_large_enough_where_it_crosses_the_barrier() -> None:
         found += holds.tolist()
     assert any(found)
     assert not all(found)
+
+
+def test_a_first_step_that_overflows_crosses_no_barrier() -> None:
+    data = sphere(3, 4, 5, trials=3, seed=0, min_score_gap=0.1)
+    assert data.head is not None
+    steep = replace(data, head=LinearHead(1e4 * torch.ones(3, 1, 5, dtype=torch.float64)))
+    run = train(steep, steps=20, loss="exponential", compile=False)
+    assert run.W.isfinite().all()
+    first = gradient(steep, torch.zeros_like(run.W), "exponential")
+    v = verdict(run)
+    crossed = v.conditions[THEOREM_6]["first step large enough (L(W(1)) below the barrier)"]
+    overflows = ~first.isfinite().flatten(1).all(1)
+    assert overflows.any()
+    assert not crossed[overflows].any()
+
+
+def test_a_loss_outside_of_its_domain_is_judged_not_finite() -> None:
+    data = sphere(3, 4, 5, trials=2, seed=0)
+    run = train(data, steps=5, loss="log", compile=False)
+    assert run.W.isnan().flatten(1).any(1).all()
+    v = verdict(run)
+    assert v.signature.eq(Signature.NOT_FINITE).all()
+    assert not v.reached.any()
+    assert not v.theorems[THEOREM_6].any()

@@ -64,7 +64,7 @@ def test_a_real_run_by_its_parts(data: TokenData, geometry: str) -> None:
     assert v.error.equal(v.bregman)
     assert v.globally_optimal.equal((run.tokens == data.optimal_tokens()).flatten(1).all(1))
     assert v.locally_optimal.equal(is_locally_optimal(data, run.tokens, solution))
-    assert v.reached.equal((v.error <= v.tol) & v.locally_optimal)
+    assert v.reached.equal((v.error <= v.tol) & (v.misalignment <= v.tol) & v.locally_optimal)
     assert (v.rate.power < -0.2).all()
     assert v.step_convexity.max() < 1
     assert v.steps == 3000
@@ -98,7 +98,9 @@ def test_a_joint_run_also_judges_v(data: TokenData) -> None:
     expected = 1 - correlation(run.v[..., None], solution.W)
     torch.testing.assert_close(v.head.misalignment, expected, atol=1e-7, rtol=1e-4)
     torch.testing.assert_close(v.head.norm, run.v.norm(dim=1))
-    assert v.reached.equal((v.error <= v.tol) & (v.head.error <= v.tol) & v.locally_optimal)
+    near = (v.error <= v.tol) & (v.misalignment <= v.tol)
+    v_near = (v.head.error <= v.tol) & (v.head.misalignment <= v.tol)
+    assert v.reached.equal(near & v_near & v.locally_optimal)
     assert "mirror-descent Theorem 5 (joint regularization path)" in v.theorems
     assert "head" in v.summary()
     assert "v_error" in v.rows()[0]
@@ -335,3 +337,39 @@ def test_bad_input_is_refused(data: TokenData) -> None:
     headless = TokenData(data.X, data.Z, data.Y, data.mask)
     with pytest.raises(AttsvmError, match="head"):
         verdict(replace(run, data=headless))
+
+
+@pytest.mark.parametrize("p", [500, 1.01])
+def test_a_far_direction_is_not_reached_where_the_divergence_hardly_sees_it(data: TokenData, p: float) -> None:
+    """D = 1 − Σ |w|^(p−1) sign(w) w_mm sees only the largest entries for large p, only signs for p near 1."""
+    tokens = data.optimal_tokens()
+    W_mm = solve(att_svm(data, tokens), Lp(p)).W
+    W = solve(att_svm(data, tokens), "l1").W if p > 2 else W_mm.sign() * W_mm.abs() ** 0.3
+    far, near = (verdict(Trajectory.of(data, V, p)) for V in (W, W_mm))
+    assert (far.error <= far.tol).all()
+    assert (far.misalignment > 0.05).all()
+    assert far.locally_optimal.any()
+    assert not far.reached.any()
+    assert near.reached.equal(near.locally_optimal)
+    assert dict(near.table())["reached"].endswith("(directional Bregman divergence and 1 - correlation ≤ 0.01)")
+
+
+def test_the_head_of_a_joint_run_must_be_aligned_as_well(data: TokenData) -> None:
+    tokens = data.optimal_tokens()
+    W_mm, v_mm = solve(att_svm(data, tokens), "l500").W, solve(head_svm(data, tokens), "l500").W[..., 0]
+    v_far = torch.where(v_mm.abs() == v_mm.abs().amax(1, keepdim=True), v_mm, 0.2 * v_mm)
+    near, far = (verdict(Trajectory.of(data, W_mm, 500, "joint", v=v)) for v in (v_mm, v_far))
+    assert near.reached.any()
+    assert far.head is not None
+    blind = near.reached & (far.head.error <= far.tol) & (far.head.misalignment > far.tol)
+    assert blind.any()
+    assert not far.reached[blind].any()
+
+
+@pytest.mark.parametrize("geometry", ["l2", "l3", "nuclear", "linf"])
+def test_every_direction_is_the_limit_where_no_query_has_a_second_token(geometry: str) -> None:
+    data = sphere(3, 1, 4, trials=2, seed=0)
+    for W in (random_W(data, 1), torch.zeros(2, 4, 4, dtype=torch.float64)):
+        v = verdict(Trajectory.of(data, W, geometry))
+        assert (v.error == 0).all()
+        assert v.reached.all()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, LinearHead, Lp, MLPHead, Nuclear, TokenData, att_svm, solve, sphere
+from attsvm.data import FunctionHead
 from attsvm.dynamics import QUANTITIES, Gaussian, Growing, MirrorDescent, Near, Trajectory, train
 from attsvm.dynamics._compile import wants_compiled
 from attsvm.dynamics._step import Method
@@ -406,3 +407,69 @@ def test_theorem_4_of_tf_as_svm_has_a_counter_example(loss: str) -> None:
     a1, a2 = w1, w2 - 2 * w1
     assert (a1.diff() > 0).all()
     assert (a2 <= -1.5 * a1).all()
+
+
+def _loss(scale: float):
+    def own(f: torch.Tensor) -> torch.Tensor:
+        return torch.exp(-scale * f)
+
+    return own
+
+
+def _head(scale: float):
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return scale * x.sum(-1) + x.square().sum(-1)
+
+    return own
+
+
+@pytest.mark.parametrize("what", ["loss", "lr", "head"])
+def test_a_checkpoint_refuses_a_function_of_the_same_name_that_does_something_else(
+    data: TokenData, tmp_path, what: str
+):
+    def run(scale: float, steps: int) -> Trajectory:
+        options = {"loss": {"loss": _loss(scale)}, "lr": {"lr": lambda k: scale / k}}.get(what, {})
+        own = TokenData(data.X, data.Z, data.Y, data.mask, FunctionHead(_head(scale), data.B, data.d))
+        return train(own if what == "head" else data, steps=steps, checkpoint=tmp_path / "run.npz", **options)
+
+    run(1.0, 3)
+    assert run(1.0, 5).state.step == 5
+    with pytest.raises(AttsvmError, match=f"holds another run, with other {what} function: choose"):
+        run(2.0, 5)
+
+
+def test_own_functions_that_refuse_some_numbers_train_all_the_same(data: TokenData):
+    rates = {1: 0.1, 2: 0.2, 3: 0.1}
+    run = train(data, steps=3, lr=lambda k: rates[k], loss=lambda f: (9 - f).square())
+    assert {"lr function", "loss function"} <= run.settings.keys()
+    assert not {"lr function", "loss function", "head function"} & train(data, steps=1).settings.keys()
+
+
+def test_a_run_is_not_resumed_with_another_head_function(data: TokenData):
+    one, other = (
+        TokenData(data.X, data.Z, data.Y, data.mask, FunctionHead(_head(scale), data.B, data.d)) for scale in (1.0, 2.0)
+    )
+    run = train(one, steps=2)
+    part = train(one[[3, 1]], steps=4, resume=run[[3, 1]])
+    assert torch.equal(part.W, train(one, steps=4).W[[3, 1]])
+    with pytest.raises(AttsvmError, match="same data, but its head is another function"):
+        train(other, steps=4, resume=run)
+
+
+@pytest.mark.parametrize("changed", [{"lr": 0.2}, {"loss": "exponential"}, {"batch": 1}, {"ridge": 1e-3}])
+def test_a_run_that_is_resumed_with_other_settings_is_mixed(data: TokenData, tmp_path, changed: dict):
+    options = {"lr": 0.1, "loss": "logistic", "normalize": False}
+    run = train(data, steps=2, **options)
+    run.save(tmp_path / "run.npz")
+    run = Trajectory.load(tmp_path / "run.npz")
+    same_settings = train(data, steps=4, resume=run, **options)
+    assert "mixed" not in same_settings.settings
+    assert same_settings.constant_lr == 0.1
+    mixed = train(data, steps=4, resume=run, **options | changed)
+    back = train(data, steps=6, resume=mixed, **options)
+    for one in (mixed, back):
+        assert one.settings["mixed"]
+        assert one.constant_lr is None
+    back.save(tmp_path / "run.npz")
+    with pytest.raises(AttsvmError, match="holds another run, with mixed True"):
+        train(data, steps=8, checkpoint=tmp_path / "run.npz", **options)

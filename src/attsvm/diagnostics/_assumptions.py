@@ -78,9 +78,14 @@ def assumption_b2(data: TokenData) -> Condition:
 
 
 def assumption_c(data: TokenData, loss: Any = "logistic") -> Condition:
-    """C: the first gradient step from W = 0 separates, (x_t − x_opt)ᵀ ∇L(0) z > 0 for all non-optimal tokens."""
+    """C: the first gradient step from W = 0 separates, (x_t − x_opt)ᵀ ∇L(0) z > 0 for all non-optimal tokens.
+
+    The value is NaN where ∇L(0) is not finite.
+    """
     G = gradient(data, data.X.new_zeros(data.B, data.d, data.e), loss)
-    smallest = margins(data, data.optimal_tokens(), -G).amin((1, 2, 3))
+    finite = G.isfinite().flatten(1).all(1)
+    smallest = margins(data, data.optimal_tokens(), -torch.where(finite[:, None, None], G, 0.0)).amin((1, 2, 3))
+    smallest = torch.where(finite, smallest, torch.nan)
     return Condition("C", smallest > 0, smallest, "smallest (x_t − x_opt)ᵀ ∇L(0) z")
 
 

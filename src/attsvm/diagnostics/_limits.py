@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torch import Tensor
 
-from attsvm.dynamics import Adam, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory
-from attsvm.geometry import Frobenius, Geometry
+from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory
+from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear
 
 FORGOTTEN = 30.0
 """Forgetting times after which Adam's second moment no longer shows in the direction (map-adam)."""
+ROUNDING = 1e-9
+"""Relative error of 1/(1 − β): a momentum of 0.95 is as long as an epoch of 20 steps."""
 
 
 class Evidence(StrEnum):
@@ -42,6 +44,14 @@ class Limit:
 
 def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     """What theory says about a run; `norm_mm` (B,) are the norms of the SVM solutions in the run's geometry."""
+    limit = _limit(run, norm_mm)
+    if not run.settings.get("mixed"):
+        return limit
+    changed = "the run changed its step size, loss, batches or ridge on the way, and only the last are judged"
+    return replace(limit, caution="; ".join(filter(None, (limit.caution, changed))))
+
+
+def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     geometry, settings, rule = run.geometry, run.settings, run.rule
     decay = getattr(rule, "decay", 0.0)
     if decay > 0:
@@ -52,8 +62,6 @@ def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
             "the penalty keeps W finite: it ends at a stationary point, whatever the rule; as ridge → 0 that turns to "
         )
         return Limit(geometry, Evidence.NONE, why + f"the {geometry.name} solution (map-decay)")
-    if settings.get("batch") is not None:
-        return _of_batches(run)
     if settings.get("heads"):
         why = "every head goes to the nuclear solution of its own tokens, not W as a whole (heads-kq)"
         return Limit(geometry, Evidence.NONE, why)
@@ -64,13 +72,17 @@ def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
         if not plain or _momentum(rule):
             why = "nothing is known of (K, Q) under this rule; the norm is the one of gradient descent"
             return Limit(geometry, Evidence.NONE, why)
+    predicted = Nuclear() if run.parameterization == "KQ" else rule.limit()
+    if predicted != geometry and not (isinstance(predicted, Nuclear) and isinstance(geometry, Nuclear)):
+        why = f"the norm was chosen; theory predicts {_name(predicted)} for this rule"
+        return Limit(geometry, Evidence.NONE, why)
+    if run.mini_batches is not None:
+        return _of_batches(run, run.mini_batches["size"])
+    if run.parameterization == "KQ":
         why = "(K, Q) by gradient descent; proved for the regularization path (TF-as-SVM Theorem 2)"
         return Limit(geometry, Evidence.CONJECTURED, why)
     if run.parameterization == "joint":
         why = "W and v together; proved for the regularization path (mirror-descent Theorem 5)"
-        return Limit(geometry, Evidence.CONJECTURED, why)
-    if rule.limit() != geometry:
-        why = f"the norm was chosen; theory predicts {_name(rule.limit())} for this rule"
         return Limit(geometry, Evidence.CONJECTURED, why)
     evidence, why = _of_rule(rule)
     return Limit(geometry, evidence, why, caution(run, norm_mm))
@@ -99,6 +111,9 @@ def outliving(momentum: float, eta: float, norm_mm: Tensor) -> Tensor:
 def caution(run: Trajectory, norm_mm: Tensor) -> str:
     """What may keep the run from its limit, in words; empty if nothing is known to."""
     rule, eta = run.rule, run.constant_lr
+    grows = any(rate["kind"] == Growing.name for rate in run.settings["lr"].values())
+    if grows and run.normalized and rule.limit() == Lp(math.inf):
+        return "steps that grow with W oscillate under rules like sign descent: take constant or shrinking ones"
     known = norm_mm[norm_mm.isfinite() & (norm_mm > 0)]
     if not len(known) or not eta:
         return ""
@@ -122,12 +137,17 @@ def caution(run: Trajectory, norm_mm: Tensor) -> str:
     return ""
 
 
-def _of_batches(run: Trajectory) -> Limit:
+def _of_batches(run: Trajectory, size: int) -> Limit:
     rule, geometry = run.rule, run.geometry
     if not run.normalized and isinstance(rule, MirrorDescent | Steepest):
         why = "plain steps on mini-batches keep the limit of the whole gradient (map-batch)"
-        return Limit(geometry, Evidence.LINEAR if geometry == Frobenius() else Evidence.CONJECTURED, why)
-    if _momentum(rule):
+        linear = geometry == Frobenius() and run.parameterization == "W"
+        return Limit(geometry, Evidence.LINEAR if linear else Evidence.CONJECTURED, why)
+    if momentum := _momentum(rule):
+        epoch, memory = run.data.n / size, 1 / (1 - momentum)
+        if memory < epoch * (1 - ROUNDING):
+            why = f"momentum shorter than an epoch: it lasts 1/(1 − β) = {memory:.3g} steps, an epoch {epoch:.3g}"
+            return Limit(geometry, Evidence.NONE, why)
         why = "momentum over an epoch, before the normalisation, restores the limit of the whole gradient (map-batch)"
         return Limit(geometry, Evidence.CONJECTURED, why)
     why = "normalised steps on mini-batches weigh all samples alike and leave this margin (map-batch)"
@@ -136,6 +156,8 @@ def _of_batches(run: Trajectory) -> Limit:
 
 def _of_rule(rule: Rule) -> tuple[Evidence, str]:
     if isinstance(rule, MirrorDescent):
+        if not isinstance(rule.geometry, Lp):
+            return Evidence.CONJECTURED, "mirror descent with a potential other than that of ℓp"
         if not rule.normalize:
             why = "for small steps near a locally optimal direction (TF-as-SVM Theorem 7, mirror-descent Theorem 4)"
             return Evidence.ATTENTION, why
@@ -146,6 +168,9 @@ def _of_rule(rule: Rule) -> tuple[Evidence, str]:
         kind = "steepest descent" + (" with momentum" if rule.momentum else "")
         return Evidence.LINEAR, f"{kind} in this norm (map-rules)"
     if isinstance(rule, Adam):
+        if rule.beta1 > rule.beta2:
+            unbounded = "; with β1 > √β2, as here, steps may grow without bound" * (rule.beta1 > math.sqrt(rule.beta2))
+            return Evidence.CONJECTURED, "the proofs need β1 ≤ β2" + unbounded
         if rule.eps > 0:
             why = f"once gradients are below ε = {rule.eps:g} the step is that of gradient descent; until then the "
             return Evidence.LINEAR, why + "direction is that of ℓ∞ (map-adam)"

@@ -15,7 +15,7 @@ from attsvm.diagnostics._rates import Rate
 from attsvm.diagnostics._signatures import ADVICE, Signature
 from attsvm.diagnostics._theorems import Conditions, applicability
 from attsvm.frames import frame, text_table
-from attsvm.geometry import Geometry
+from attsvm.geometry import Frobenius, Geometry
 from attsvm.pages import html_table
 from attsvm.svm import Status
 
@@ -46,12 +46,13 @@ class Verdict:
     status, W_mm, norm_mm   the predicted SVM: `Status`, solution (B, d, e), its norm
     globally_optimal, locally_optimal   of the tokens, by their scores (in joint runs by the trained v)
     error                the direction error that `reached` is about: bregman for ℓp, misalignment for the nuclear
-                         norm, svmeq_misalignment in composite trials
+                         norm, svmeq_misalignment in composite trials; 0 where the SVM has no rows
     misalignment, bregman   1 − correlation, and directional Bregman divergence, of W and W_mm
     svmeq_misalignment   1 − correlation with W_fin + γ W_mm (nonlinear heads only)
     margin_ratio         margin of W/‖W‖ over the largest possible
     norm, rank           of the final W
-    reached              error within tol, and tokens locally optimal (or composite and decided)
+    reached              error within tol, for ℓp misalignment too, and tokens locally optimal (or composite and
+                         decided)
     head                 of joint runs
     conditions           by theorem and condition, whether it holds
     at, errors (R, B)    recorded steps (R,) and direction errors to W_mm there
@@ -205,10 +206,12 @@ class Verdict:
     def table(self) -> list[tuple[str, str]]:
         """The verdict in words: what is predicted, what was reached, under which theorem, and what to do."""
         summary, trials = self.summary(), len(self)
+        both = has_divergence(self.geometry) and self.geometry != Frobenius()  # in ℓ2 they are the same
+        measure = self.error_name + " and 1 - correlation" * both
         rows = [
             ("predicted limit", summary["limit"]),
             ("theory", str(self.prediction)),
-            ("reached", f"{summary['reached']} of {trials} ({self.error_name} ≤ {self.tol:g})"),
+            ("reached", f"{summary['reached']} of {trials} ({measure} ≤ {self.tol:g})"),
         ]
         rows += [(key, _number(summary[key])) for key in _NUMBERS]
         if len(self.efficiency) > 1:

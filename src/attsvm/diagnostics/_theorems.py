@@ -74,7 +74,7 @@ class Facts:
         """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
         run = self.run
         plain = isinstance(run.rule, MirrorDescent) and not run.normalized and run.constant_lr is not None
-        plain = plain and run.settings.get("batch") is None and run.settings.get("ridge") == 0
+        plain = plain and run.mini_batches is None and run.settings.get("ridge") == 0
         return {"plain steps of one size": self.everywhere(plain)}
 
     @cached_property
@@ -201,7 +201,8 @@ def _below_barrier(facts: Facts) -> tuple[Tensor, Tensor]:
     _, recorded = run.recorded_W
     crossed = torch.stack([excess_loss(data, W, loss) < barrier for W in recorded]).any(0)
     first = -facts.lr * gradient(data, torch.zeros_like(run.W), loss)
-    return crossed, excess_loss(data, first, loss) < barrier
+    finite = first.isfinite().flatten(1).all(1)
+    return crossed, finite & (excess_loss(data, torch.where(finite[:, None, None], first, 0.0), loss) < barrier)
 
 
 def _in_cones(facts: Facts) -> tuple[Tensor, Tensor]:

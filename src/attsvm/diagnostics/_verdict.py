@@ -51,10 +51,12 @@ def verdict(
     sets.
 
     The direction error is the directional Bregman divergence for ℓp with 1 < p < ∞, and 1 − correlation for the nuclear
-    norm. For norms whose optimum need not be unique (ℓ1, ℓ∞, spectral, groups) it is 1 − margin ratio. A trial has
-    reached its limit if the error is at most `tol` and the tokens are locally optimal. In joint runs v must also be
-    within `tol` of the ℓp-SVM of these tokens. Where several tokens are composed, W keeps a finite part. There the
-    error is 1 − correlation with W_fin + γ W_mm, and the sets must be decided.
+    norm. For norms whose optimum need not be unique (ℓ1, ℓ∞, spectral, groups) it is 1 − margin ratio. It is 0 where
+    the SVM asks nothing, as no query has a second token. A trial has reached its limit if the error is at most `tol`
+    and the tokens are locally optimal. Where the error is a divergence, 1 − correlation must be at most `tol`, too: for
+    p near 1 or large the divergence hardly sees most directions. In joint runs v must also be within `tol` of the
+    ℓp-SVM of these tokens, by both. Where several tokens are composed, W keeps a finite part. There the error is 1 −
+    correlation with W_fin + γ W_mm, and the sets must be decided.
 
     Records make the verdict sharper. "norm" and "loss" reveal a norm that stops growing and steps that are too large.
     "W" gives rates, oscillations, and whether the cones of the theorems were entered. `samples` > 0 also checks
@@ -84,9 +86,11 @@ def verdict(
     rate = fit_rate(steps, errors, getattr(geometry, "p", None) if has_divergence(geometry) else None)
     convexity = _convexity(run)
 
-    reached = (error <= tol) & (local | composite & decided)
+    misaligned = _known(torch.where(solution.norm == 0, 0.0, misalignment(W_mm, W)), known)
+    aligned = (misaligned <= tol) | by_margin(geometry)
+    reached = (error <= tol) & (local & aligned | composite & decided)
     if head is not None:
-        reached = reached & (head.error <= tol)
+        reached = reached & (head.error <= tol) & (head.misalignment <= tol)
     facts = Facts(run, solution, _optimal(run, solution), local, convexity)
     # Near a minimum normalised steps are always too long: there the cause is the norm that stands still.
     jumped = (convexity > 1).any(0) & (not run.normalized)
@@ -127,7 +131,7 @@ def verdict(
         globally_optimal=is_globally_optimal(data, tokens),
         locally_optimal=local,
         error=error,
-        misalignment=_known(misalignment(W_mm, W), known),
+        misalignment=misaligned,
         bregman=_known(directional_bregman(W_mm, W, geometry), known) if geometry.has("mirror") else error * torch.nan,
         svmeq_misalignment=svmeq,
         margin_ratio=ratio,
@@ -145,10 +149,13 @@ def verdict(
 
 
 def _error(run: Trajectory, solution: MaxMargin, W_mm: Tensor, W: Tensor) -> Tensor:
-    """How far W is from its limit (B,): by direction, or by margin where the limit need not be one direction."""
+    """How far W is from its limit (B,): by direction, or by margin where the limit need not be one direction.
+
+    It is 0 where the SVM has no rows: every W solves it, and W_mm = 0 has no direction.
+    """
     if by_margin(run.geometry):
         return 1 - margin_ratio(run.data, run.tokens, W, run.geometry, solution)
-    return direction_error(W_mm, W, run.geometry)
+    return torch.where(solution.norm == 0, 0.0, direction_error(W_mm, W, run.geometry))
 
 
 def _known(value: Tensor, where: Tensor) -> Tensor:

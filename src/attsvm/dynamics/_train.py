@@ -11,6 +11,7 @@ from attsvm.checks import as_count, as_real
 from attsvm.data import FunctionHead, TokenData
 from attsvm.dynamics._batches import Batches, as_batches
 from attsvm.dynamics._compile import Stepper, wants_compiled
+from attsvm.dynamics._fingerprint import fingerprints
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
 from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._record import as_record, plan
@@ -22,9 +23,9 @@ from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
-from attsvm.identity import check_same_run
+from attsvm.identity import check_same_run, flat
 from attsvm.named import facts_of
-from attsvm.objective import as_loss
+from attsvm.objective import Loss, as_loss
 from attsvm.progress import progress_bar
 
 CHECKPOINT_SECONDS = 15.0
@@ -81,9 +82,11 @@ def train(
     record, at  what to record (names in QUANTITIES; by default what a verdict with a rate needs) and when: "log"
                 spaced, every so many steps, or at given steps
     stop        end when no trial's W/‖W‖_F has moved by this much since the last record
-    resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored
+    resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored. With another lr,
+                loss, batch or ridge the run is marked as mixed, and no theorem on one kind of step applies to it
     checkpoint  a .safetensors or .npz file in which the run is kept while it trains. If it holds a run of the same data
-                and options, that run is resumed; any other run is refused
+                and options, that run is resumed; any other run is refused. Your own losses, heads and step sizes are
+                compared by what they do to fixed numbers
     compile     compile the step, about 3 times as fast; by default from 25,000 steps on, if there is a compiler; in
                 large batches it pays earlier
 
@@ -120,6 +123,8 @@ def train(
         settings["batch"] = facts_of(batches)
     if heads > 1:
         settings["heads"] = heads
+    own = fingerprints(data, method.loss, schedules.values())
+    settings |= own
     if checkpoint is not None:
         wanted = identity(data, limit, parameterization, rule, method.loss, settings)
         if resume is not None:
@@ -129,7 +134,7 @@ def train(
             head = data.head if isinstance(data.head, FunctionHead) else None
             resume, facts = Trajectory.load_with_facts(checkpoint, limit, rule, method.loss, head)
             named = {name: facts[name] for name in ("geometry", "rule", "loss")}
-            check_same_run(checkpoint, resume.identity() | named, wanted)
+            check_same_run(checkpoint, own | resume.identity() | named, wanted)  # older files have no digests
 
     if resume is None:
         blocks = start(init, data, limit, shapes)
@@ -144,7 +149,12 @@ def train(
         state = _resumed(resume, data, limit, parameterization, rule, shapes, steps, compile)
         if resume.settings.get("heads", 1) != heads:
             raise AttsvmError(f"resume must be a run of {heads} heads, but it has {resume.settings.get('heads', 1)}.")
+        before = own | resume.settings
+        if before.get("head function") != own.get("head function"):
+            raise AttsvmError("resume must be a run on the same data, but its head is another function.")
         settings["init"] = resume.settings["init"]
+        if before.get("mixed") or _decisive(resume.loss, before) != _decisive(method.loss, settings):
+            settings["mixed"] = True
 
     key = (method, names, m, data.n, data.T, data.d, data.K, data.e, data.B, data.dtype, data.device)
     stepper = Stepper(state.compiled, (*key, type(data.head), batches is None))
@@ -171,6 +181,12 @@ def train(
     if checkpoint is not None:
         result.save(checkpoint)
     return result
+
+
+def _decisive(loss: Loss, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the theorems ask about and a resumed run may change."""
+    names = ("lr", "batch", "ridge", "loss function", "lr function")
+    return flat({"loss": facts_of(loss)} | {name: settings.get(name) for name in names})
 
 
 def _joined(rows: list[Row], resume: Trajectory | None) -> tuple[list[int], dict[str, Tensor]]:

@@ -89,7 +89,9 @@ class Trajectory:
     factors           K (B, d, m) and Q (B, e, m), else None
     state             from which `train` resumes
     settings          the other options of `train` as plain data: steps, lr (by block), init, m, ridge, stop; batch if
-                      there were mini-batches, heads if there were factors of several heads
+                      there were mini-batches, heads if there were factors of several heads; digests of what own
+                      functions do (loss function, head function, lr function); mixed if the run was resumed with
+                      another lr, loss, batch or ridge
     """
 
     data: TokenData
@@ -175,9 +177,17 @@ class Trajectory:
 
     @property
     def constant_lr(self) -> float | None:
-        """The step size, if it is one number for all blocks and steps."""
+        """The step size, if it is one number for all blocks and steps of a run that kept its settings."""
+        if self.settings.get("mixed"):
+            return None
         rates = {rate.get("eta") if rate["kind"] == "constant" else None for rate in self.settings["lr"].values()}
         return rates.pop() if len(rates) == 1 else None
+
+    @property
+    def mini_batches(self) -> dict[str, Any] | None:
+        """The setting `batch`, unless every step sees all samples once."""
+        batch = self.settings.get("batch")
+        return None if batch is None or (not batch["replace"] and batch["size"] == self.data.n) else batch
 
     @property
     def starts_at_zero(self) -> Tensor:
