@@ -147,6 +147,8 @@ def test_growing_steps_of_sign_like_rules_are_named() -> None:
 
     for rule in ("sign", "lion", "adam"):
         assert "oscillate" in caution(rule)
+    for rule in ("muon", Steepest(momentum=0.9)):
+        assert "momentum" in caution(rule)
     assert not caution("gd")
     assert not caution(Adam(eps=1e-8))
 

@@ -238,6 +238,13 @@ def test_resumed_rules_have_the_same_bits_and_files_keep_their_moments(tmp_path)
         assert torch.equal(rest.W, whole.W)
 
 
+def test_rules_take_names_of_norms() -> None:
+    assert Steepest("l3") == Steepest(Lp(3))  # pyright: ignore[reportArgumentType]
+    assert MirrorDescent(1.5) == MirrorDescent(Lp(1.5))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(AttsvmError, match="geometry"):
+        Steepest("square")  # pyright: ignore[reportArgumentType]
+
+
 def test_rules_by_name_and_what_they_are_predicted_to_reach() -> None:
     data = sphere(2, 3, 4, trials=2, seed=0)
     limits = {name: train(data, rule=name, steps=2).geometry.name for name in RULES}

@@ -114,6 +114,8 @@ def caution(run: Trajectory, norm_mm: Tensor) -> str:
     grows = any(rate["kind"] == Growing.name for rate in run.settings["lr"].values())
     if grows and run.normalized and rule.limit() == Lp(math.inf):
         return "steps that grow with W oscillate under rules like sign descent: take constant or shrinking ones"
+    if grows and run.normalized and _momentum(rule):
+        return "gradients fall faster than momentum forgets them where steps grow with W: take constant ones"
     known = norm_mm[norm_mm.isfinite() & (norm_mm > 0)]
     if not len(known) or not eta:
         return ""

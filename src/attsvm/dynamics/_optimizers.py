@@ -17,7 +17,7 @@ from torch import Tensor
 from attsvm.dynamics._polar import largest_singular_value, polar
 from attsvm.dynamics._rules import Rule, State, computed_once, dual_norm
 from attsvm.errors import AttsvmError, describe
-from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral
+from attsvm.geometry import Frobenius, Geometry, Group, Lp, Nuclear, Spectral, parse_geometry
 from attsvm.objective import Gradient, trial_first, trial_last
 
 
@@ -61,6 +61,7 @@ class Steepest(_OnWeights):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_beta("momentum", self.momentum)
+        object.__setattr__(self, "geometry", parse_geometry(self.geometry))
         self.geometry.require("dual_norm", to="be descended in")
         if self.nesterov and not self.momentum:
             raise AttsvmError("nesterov needs a momentum above 0.")

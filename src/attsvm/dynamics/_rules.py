@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attsvm.geometry import Frobenius, Geometry, Lp
+from attsvm.geometry import Frobenius, Geometry, Lp, parse_geometry
 from attsvm.objective import Gradient, contract, trial_first, trial_last
 
 State = dict[str, Tensor]
@@ -60,6 +60,9 @@ class MirrorDescent(Rule):
     normalize: bool = True
 
     name: ClassVar[str] = "mirror"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "geometry", parse_geometry(self.geometry))
 
     def start(self, W: Tensor) -> State:
         return {"theta": trial_last(self.geometry.mirror(trial_first(W)))}
