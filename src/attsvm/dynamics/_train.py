@@ -21,7 +21,7 @@ from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
-from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
+from attsvm.geometry import Frobenius, Geometry, Nuclear, check_norm, parse_geometry
 from attsvm.identity import check_same_run
 from attsvm.named import facts_of
 from attsvm.objective import as_loss
@@ -104,6 +104,7 @@ def train(
     grows = any(schedule.grows for schedule in schedules.values())
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
+    _check_norms(limit, rule, shapes, data)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
@@ -254,6 +255,15 @@ def _limit_and_rule(
         return parse_geometry(geometry), rule
     # Nothing is known of factors but what gradient descent does to them.
     return (Nuclear() if parameterization == "KQ" else rule.limit() or Frobenius()), rule
+
+
+def _check_norms(limit: Geometry, rule: Rule, shapes: Shapes, data: TokenData) -> None:
+    """Refuse a user's geometry, of the limit or of the steps, that is no norm."""
+    check_norm(limit, (data.d, data.e), data.X, smooth=False)
+    of_steps = getattr(rule, "geometry", None)
+    if isinstance(of_steps, Geometry):
+        for shape in shapes.values():
+            check_norm(of_steps, shape, data.X, smooth=not isinstance(rule, MirrorDescent))
 
 
 def _resumed(
