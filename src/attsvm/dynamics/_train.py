@@ -21,7 +21,7 @@ from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
-from attsvm.geometry import Frobenius, Geometry, Nuclear, check_norm, parse_geometry
+from attsvm.geometry import Frobenius, Geometry, Nuclear, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run
 from attsvm.named import facts_of
 from attsvm.objective import as_loss
@@ -29,6 +29,14 @@ from attsvm.progress import progress_bar
 
 CHECKPOINT_SECONDS = 15.0
 """How much work a killed run may lose."""
+
+_WITHOUT_MIRROR = {
+    "l1": "take 1 < p < inf, for example l1.1",
+    "linf": 'step by rule="sign" (--rule sign), or take 1 < p < inf, for example l10',
+    "spectral": 'step by rule="spectral" (--rule spectral)',
+    "schatten1": "take nuclear, which is the same norm",
+}
+"""What to do instead of mirror descent, by the name of the geometry."""
 
 
 @torch.no_grad()
@@ -244,6 +252,9 @@ def _limit_and_rule(
     """The norm of the predicted limit, and the rule."""
     if rule is None:
         limit, of_steps = geometries("l2" if geometry is None else geometry, parameterization)
+        if not (is_own(of_steps) or of_steps.has("mirror", "inverse")):
+            advice = _WITHOUT_MIRROR.get(of_steps.name, "step by rule=Steepest(geometry)")
+            raise AttsvmError(f"{of_steps.name} has no mirror map for mirror descent: {advice}.")
         of_steps.require("mirror", "inverse", to="be trained in by mirror descent")
         if normalize:
             of_steps.require("dual_norm", to="be trained in by normalised steps")
