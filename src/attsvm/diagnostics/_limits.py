@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from attsvm.dynamics import Adam, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory
+from attsvm.dynamics import Adam, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory, limit_of
 from attsvm.geometry import Frobenius, Geometry
 
 FORGOTTEN = 30.0
@@ -69,8 +69,8 @@ def predicted_limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     if run.parameterization == "joint":
         why = "W and v together; proved for the regularization path (mirror-descent Theorem 5)"
         return Limit(geometry, Evidence.CONJECTURED, why)
-    if rule.limit() != geometry:
-        why = f"the norm was chosen; theory predicts {_name(rule.limit())} for this rule"
+    if limit_of(rule) != geometry:
+        why = f"the norm was chosen; theory predicts {_name(limit_of(rule))} for this rule"
         return Limit(geometry, Evidence.CONJECTURED, why)
     evidence, why = _of_rule(rule)
     return Limit(geometry, evidence, why, caution(run, norm_mm))

@@ -14,7 +14,7 @@ from attsvm.dynamics._compile import Stepper, wants_compiled
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
 from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._record import as_record, plan
-from attsvm.dynamics._rules import MirrorDescent, Rule
+from attsvm.dynamics._rules import MirrorDescent, Rule, limit_of
 from attsvm.dynamics._run import Row, Run, first_states
 from attsvm.dynamics._schedules import Rate, as_schedules
 from attsvm.dynamics._step import Method, own_head
@@ -24,7 +24,7 @@ from attsvm.files import PathLike, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run
 from attsvm.named import facts_of
-from attsvm.objective import as_loss
+from attsvm.objective import as_loss, check_loss
 from attsvm.progress import progress_bar
 
 CHECKPOINT_SECONDS = 15.0
@@ -113,6 +113,7 @@ def train(
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
     _check_norms(limit, rule, shapes, data)
+    check_loss(method.loss, data.n, data.K, data.device)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
@@ -265,7 +266,7 @@ def _limit_and_rule(
     if geometry is not None:
         return parse_geometry(geometry), rule
     # Nothing is known of factors but what gradient descent does to them.
-    return (Nuclear() if parameterization == "KQ" else rule.limit() or Frobenius()), rule
+    return (Nuclear() if parameterization == "KQ" else limit_of(rule) or Frobenius()), rule
 
 
 def _check_norms(limit: Geometry, rule: Rule, shapes: Shapes, data: TokenData) -> None:
