@@ -141,6 +141,7 @@ class Made(Geometry):
 
     of_norm: Callable[[Tensor], Any] = Lp(2).norm
     of_dual: Callable[[Tensor], Any] = Lp(2).norm
+    of_inverse: Callable[[Tensor], Any] = torch.clone
     name = "made"
 
     def norm(self, W: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ class Made(Geometry):
         return W
 
     def inverse(self, theta: Tensor) -> Tensor:
-        return theta
+        return self.of_inverse(theta)
 
 
 def squared(W: Tensor) -> Tensor:
@@ -205,6 +206,21 @@ def test_steps_along_a_dual_unit_need_its_derivative() -> None:
         solve(att_svm(data), detached)
     with pytest.raises(AttsvmError, match=words):
         train(data, rule=Steepest(detached), steps=5)
+
+
+def test_an_inverse_undoes_the_mirror_map() -> None:
+    data = sphere(3, 4, 6, trials=2, seed=3)
+    for inverse, words in (
+        (lambda theta: 2 * theta, r"inverse\(mirror\(W\)\) must be W, but is off by 1 of the largest entry"),
+        (
+            lambda theta: theta[0],
+            r"inverse of 3 matrices must return a tensor of shape \(3, 6, 6\), but got shape \(6, 6\)",
+        ),
+        (lambda theta: None, "inverse of 3 matrices must return a tensor .* but got NoneType None"),
+    ):
+        with pytest.raises(AttsvmError, match=f"geometry made: {words}"):
+            train(data, Made(of_inverse=inverse), steps=2)
+        assert solve(att_svm(data), Made(of_inverse=inverse)).solved.all()  # which needs none
 
 
 def test_a_dual_norm_that_a_feasible_matrix_refutes() -> None:

@@ -21,7 +21,7 @@ from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
-from attsvm.geometry import Frobenius, Geometry, Nuclear, check_norm, is_own, parse_geometry
+from attsvm.geometry import Frobenius, Geometry, Nuclear, check_mirror, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run
 from attsvm.named import facts_of
 from attsvm.objective import as_loss, check_loss
@@ -270,12 +270,14 @@ def _limit_and_rule(
 
 
 def _check_norms(limit: Geometry, rule: Rule, shapes: Shapes, data: TokenData) -> None:
-    """Refuse a user's geometry, of the limit or of the steps, that is no norm."""
+    """Refuse a user's geometry, of the limit or of the steps, that is no norm or has no right mirror map."""
     check_norm(limit, (data.d, data.e), data.X, smooth=False)
     of_steps = getattr(rule, "geometry", None)
     if isinstance(of_steps, Geometry):
         for shape in shapes.values():
             check_norm(of_steps, shape, data.X, smooth=not isinstance(rule, MirrorDescent))
+            if isinstance(rule, MirrorDescent):
+                check_mirror(of_steps, shape, data.X)
 
 
 def _resumed(

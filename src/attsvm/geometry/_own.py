@@ -25,9 +25,8 @@ def check_norm(geometry: Geometry, shape: tuple[int, int], like: Tensor, *, smoo
     `like`, is none; if `smooth`, also one whose `dual_unit` does not belong to its `dual_norm`."""
     if not is_own(geometry):
         return
-    generator = torch.Generator().manual_seed(SEED)
-    W = torch.randn(COUNT, *shape, generator=generator, dtype=torch.float64).to(like)
-    norm, tol = _checked(geometry, "norm", geometry.norm, W), max(1e-6, 100 * torch.finfo(W.dtype).eps)
+    W, tol = _tried(shape, like), _tolerance(like)
+    norm = _checked(geometry, "norm", geometry.norm, W)
     if not geometry.has("dual_norm"):
         return
     dual = _checked(geometry, "dual_norm", geometry.dual_norm, W)
@@ -49,9 +48,32 @@ def check_norm(geometry: Geometry, shape: tuple[int, int], like: Tensor, *, smoo
             )
 
 
+def check_mirror(geometry: Geometry, shape: tuple[int, int], like: Tensor) -> None:
+    """Refuse a user's geometry whose `inverse` does not undo its `mirror`, likewise."""
+    if not is_own(geometry):
+        return
+    W = _tried(shape, like)
+    theta = check_returned(f"geometry {geometry.name}: mirror of {COUNT} matrices", geometry.mirror(W), W.shape)
+    back = check_returned(f"geometry {geometry.name}: inverse of {COUNT} matrices", geometry.inverse(theta), W.shape)
+    error = float((back - W).abs().max() / W.abs().max())
+    if not error <= 10 * _tolerance(like):
+        raise AttsvmError(
+            f"geometry {geometry.name}: inverse(mirror(W)) must be W, but is off by {error:.2g} of the largest entry."
+        )
+
+
+def _tried(shape: tuple[int, int], like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(COUNT, *shape, generator=generator, dtype=torch.float64).to(like)
+
+
+def _tolerance(like: Tensor) -> float:
+    return max(1e-6, 100 * torch.finfo(like.dtype).eps)
+
+
 def _checked(geometry: Geometry, method: str, norm: Callable[[Tensor], Tensor], W: Tensor) -> Tensor:
     """norm(W), if it is one."""
-    what, tol = f"geometry {geometry.name}: {method}", max(1e-6, 100 * torch.finfo(W.dtype).eps)
+    what, tol = f"geometry {geometry.name}: {method}", _tolerance(W)
     first, twice, minus = (check_returned(f"{what} of {len(W)} matrices", norm(c * W), (len(W),)) for c in (1, 2, -1))
     if (first.dtype, first.device) != (W.dtype, W.device):
         raise AttsvmError(
