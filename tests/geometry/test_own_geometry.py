@@ -142,7 +142,10 @@ class Made(Geometry):
     of_norm: Callable[[Tensor], Any] = Lp(2).norm
     of_dual: Callable[[Tensor], Any] = Lp(2).norm
     of_inverse: Callable[[Tensor], Any] = torch.clone
-    name = "made"
+
+    @property
+    def name(self) -> str:
+        return "made"
 
     def norm(self, W: Tensor) -> Tensor:
         return self.of_norm(W)
