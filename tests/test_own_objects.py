@@ -326,3 +326,80 @@ def test_a_state_that_is_no_dict_is_named(data: TokenData) -> None:
 
     with pytest.raises(AttsvmError, match="rule polyak: start must return a dict of tensors by name"):
         attsvm.train(data, rule=Bare(), steps=2)
+
+
+@dataclass(frozen=True)
+class Sloped(Loss):
+    """ℓ(f) = e^(−f), with the slope that a test gives."""
+
+    given: Any
+    name: ClassVar[str] = "sloped"
+
+    def value(self, f: Tensor) -> Tensor:
+        return torch.exp(-f)
+
+    def slope(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        return self.given(f)
+
+
+def test_a_slope_is_the_derivative(data: TokenData) -> None:
+    right = train(data, steps=20, loss=Sloped(lambda f: (-f, torch.ones_like(f))))
+    assert torch.equal(right.W, train(data, steps=20, loss="exponential").W)
+    for slope, words in (
+        (lambda f: (f, torch.ones_like(f)), r"slope must be −ℓ′, but at f = -8.7 it is 0.000166586 and −ℓ′ is 6002.91"),
+        (lambda f: (-f, -torch.ones_like(f)), r"slope must be −ℓ′, but .* it is -6002.91"),
+        (lambda f: (-f, (1 + 1e-5) * torch.ones_like(f)), "slope must be −ℓ′"),
+        (lambda f: (-f, torch.ones(7)), r"slope, in both parts, must return a tensor of shape .* but got shape \(7,\)"),
+        (lambda f: -f, r"slope must return a pair \(log part, factor\), but got Tensor"),
+    ):
+        with pytest.raises(AttsvmError, match=f"loss sloped: {words}"):
+            train(data, steps=2, loss=Sloped(slope))
+
+
+def test_a_loss_without_a_derivative_is_named(data: TokenData) -> None:
+    def detached(f: Tensor) -> Tensor:
+        return (-f).detach()
+
+    with pytest.raises(AttsvmError, match="loss detached: its derivative is 0 everywhere: is it detached"):
+        train(data, steps=100, loss=detached)
+
+
+def test_losses_that_are_tried_need_not_be_defined_everywhere(data: TokenData) -> None:
+    """−log f is for f > 0, (4 − f)² decreases for f < 4, and a sum over queries couples them."""
+    positive = TokenData.cross(data.X, data.Z, head=lambda x: x[..., 0].sigmoid())
+    own, known = (train(positive, steps=20, loss=loss) for loss in (lambda f: -f.log(), "log"))
+    torch.testing.assert_close(own.W, known.W)
+    for loss in (lambda f: (4 - f).square(), attsvm.objective.Added(Tempered())):
+        assert train(data, steps=20, loss=loss).records["loss"].diff(dim=0).le(0).all()
+
+
+def test_heads_that_torch_cannot_differentiate_are_named(data: TokenData) -> None:
+    for head, words in (
+        (torch.nn.Linear(6, 1), "head Linear must be a differentiable function of torch.float64 x, but"),
+        (lambda x: np.tanh(x[..., 0]), "must be a differentiable function of torch.float64 x, but: Can't call numpy"),
+        (lambda x: torch.from_numpy(np.tanh(x[..., 0].detach().numpy())), "but it is constant or detached"),
+        (torch.nn.Linear, "head must be a Head, a function of x, or v, but got the class Linear"),
+    ):
+        with pytest.raises(AttsvmError, match=words):
+            train(TokenData.cross(data.X, data.Z, head=head), steps=2)
+
+
+def test_what_a_rule_returns_is_checked(data: TokenData) -> None:
+    def rule(**methods: Any) -> Rule:
+        return type("Changed", (Polyak,), methods)()
+
+    for changed, words in (
+        (rule(step=lambda *_: None), r"step must return a state .* a dict of W, momentum, but got NoneType None"),
+        (rule(step=lambda _, state, *__: state["W"]), "step must return a state .* but got Tensor"),
+        (rule(step=lambda _, state, *__: {"W": state["W"]}), "but got a dict of W"),
+        (rule(step=lambda _, state, *__: state | {"W": 3}), "step, for W, must return a tensor .* but got int 3"),
+        (rule(step=lambda _, state, *__: state | {"W": state["W"][0]}), "step, for W, must return a tensor of shape"),
+        (rule(weights=lambda *_: None), r"weights must return a tensor of shape \(6, 6, 32\), but got NoneType"),
+        (rule(weights=lambda _, state: state["W"][0]), "weights must return a tensor of shape"),
+        (rule(limit=lambda _: "round"), "'round' is not a geometry"),
+    ):
+        with pytest.raises(AttsvmError, match=words):
+            train(data, rule=changed, steps=2)
+    run = train(data, rule=rule(limit=lambda _: 2), steps=20)
+    assert run.geometry == attsvm.Frobenius()
+    assert "was chosen" not in verdict(run).prediction.why

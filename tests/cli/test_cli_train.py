@@ -129,13 +129,25 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(folder: Path) -> None
         (("train", "data.npz", "--geometry", "l1.75", "--steps", "10", "--out", "run"), "steps must be at least"),
         (("train", "head.npz", *TRAIN[2:], "--out", "run"), "holds another run, with other data"),
         ((*TRAIN, "--out", "data.npz"), "cannot be made"),
-        (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "geometry l1 must define mirror"),
+        (("train", "data.npz", "--steps", "10", "--geometry", "l1", "--out", "x"), "for example l1.1"),
+        (("train", "data.npz", "--steps", "10", "--geometry", "linf", "--out", "x"), "--rule sign"),
         (("train", "data.npz", "--steps", "10", "--width", "3", "--out", "x"), "width of K and Q"),
         (("train", "data.npz", "--steps", "10", "--seed", "3", "--out", "x"), "give --init-scale too"),
         (("verdict", "nowhere"), "holds no run"),
         (("verdict", "run/trajectory.safetensors"), "is a file: give the folder of a run"),
     ],
-    ids=["other options", "fewer steps", "another head", "a file", "p", "width", "seed", "no run", "file of a run"],
+    ids=[
+        "other options",
+        "fewer steps",
+        "another head",
+        "a file",
+        "p",
+        "inf",
+        "width",
+        "seed",
+        "no run",
+        "file of a run",
+    ],
 )
 def test_wrong_input(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     content = dict(np.load(folder / "data.npz"))

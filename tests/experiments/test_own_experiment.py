@@ -200,3 +200,11 @@ def test_the_page_of_own_and_papers_experiments(own: Path, tmp_path: Path) -> No
     assert "<strong>The paper:</strong>" in text
     assert "<strong>Claim:</strong>" in text
     assert write_template("abc", tmp_path / "abc.py").is_file()
+
+
+def test_an_id_of_the_catalog_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "svm_fig7.py"
+    code, said = attsvm("new-experiment", "svm-fig7", "--out", path)
+    assert code == 1
+    assert "the id svm-fig7 is taken" in said
+    assert not path.exists()

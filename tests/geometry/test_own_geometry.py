@@ -1,12 +1,16 @@
 """What follows from a norm, its dual and a mirror map alone: the defaults of Geometry against formulas."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from attsvm import TokenData, att_svm, solve, sphere, train
+from attsvm.dynamics import Steepest
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry, Lp
 
@@ -129,3 +133,111 @@ def test_units_of_extreme_matrices() -> None:
         assert close(OWN.unit(factor * W), OWN.unit(W))
     assert not OWN.unit(torch.zeros(4, 3, dtype=torch.float64)).any()
     assert math.isclose(OWN.directional_bregman(W, 5 * W).item(), 0, abs_tol=1e-15)
+
+
+@dataclass(frozen=True)
+class Made(Geometry):
+    """ℓ2, with the norm and its dual that a test gives."""
+
+    of_norm: Callable[[Tensor], Any] = Lp(2).norm
+    of_dual: Callable[[Tensor], Any] = Lp(2).norm
+    of_inverse: Callable[[Tensor], Any] = torch.clone
+
+    @property
+    def name(self) -> str:
+        return "made"
+
+    def norm(self, W: Tensor) -> Tensor:
+        return self.of_norm(W)
+
+    def dual_norm(self, G: Tensor) -> Tensor:
+        return self.of_dual(G)
+
+    def mirror(self, W: Tensor) -> Tensor:
+        return W
+
+    def inverse(self, theta: Tensor) -> Tensor:
+        return self.of_inverse(theta)
+
+
+def squared(W: Tensor) -> Tensor:
+    return W.square().sum((-2, -1))
+
+
+def of_positive_part(W: Tensor) -> Tensor:
+    """A gauge: 2W is twice as long, −W is not as long."""
+    return Lp(2).norm(W.clamp(min=0)) + Lp(2).norm(W) / 2
+
+
+def root_sum(W: Tensor) -> Tensor:
+    """ℓ½, whose ball is not convex."""
+    return W.abs().sqrt().sum((-2, -1)).square()
+
+
+NO_NORMS = {
+    r"norm\(2W\) must be 2·norm\(W\), but it is 4·norm\(W\)": Made(squared, squared),
+    r"dual_norm\(2W\) must be 2·dual_norm\(W\), but it is 4·dual": Made(of_dual=squared),
+    r"norm\(−W\) must be norm\(W\)": Made(of_positive_part),
+    r"norm\(W \+ V\) must be at most norm\(W\) \+ norm\(V\)": Made(root_sum),
+    r"norm\(W\) must be positive and finite for W ≠ 0, but it is 0": Made(lambda W: 0 * W.abs().sum((-2, -1))),
+    r"norm\(W\) must be positive and finite for W ≠ 0, but it is nan": Made(lambda W: W.sum((-2, -1)) * math.nan),
+    r"norm of 3 matrices must return a tensor of shape \(3,\), but got shape \(\)": Made(torch.linalg.vector_norm),
+    r"norm of 3 matrices must return a tensor of shape \(3,\), but got float 1": Made(lambda W: 1.0),
+    r"norm must keep the dtype and device of W, torch.float64 on cpu, .* torch.float32": Made(
+        lambda W: Lp(2).norm(W.float())
+    ),
+    r"dual_norm\(G\) must be max ⟨G, W⟩ over norm\(W\) ≤ 1": Made(of_dual=lambda G: 0.9 * Lp(2).norm(G)),
+    r"dual_norm\(G\) must be max ⟨G, W⟩": Made(Lp(1.5).norm, Lp(4).norm),  # its dual is ℓ3
+}
+
+
+@pytest.mark.parametrize("words", NO_NORMS)
+def test_what_is_no_norm_is_refused(words: str) -> None:
+    data = sphere(3, 4, 6, trials=2, seed=3)
+    for use in (lambda made: solve(att_svm(data), made), lambda made: train(data, made, steps=2)):
+        with pytest.raises(AttsvmError, match=f"geometry made: .*{words}"):
+            use(NO_NORMS[words])
+
+
+def test_steps_along_a_dual_unit_need_its_derivative() -> None:
+    """A detached dual norm is enough to normalise steps, and for nothing else."""
+    data = sphere(3, 4, 6, trials=2, seed=3)
+    detached = Made(of_dual=lambda G: Lp(2).norm(G).detach())
+    assert close(train(data, detached, steps=5).W, train(data, "l2", steps=5).W)
+    words = r"⟨G, dual_unit\(G\)⟩ must be dual_norm\(G\), but it is 0·dual_norm\(G\): is dual_norm differentiable"
+    with pytest.raises(AttsvmError, match=words):
+        solve(att_svm(data), detached)
+    with pytest.raises(AttsvmError, match=words):
+        train(data, rule=Steepest(detached), steps=5)
+
+
+def test_an_inverse_undoes_the_mirror_map() -> None:
+    data = sphere(3, 4, 6, trials=2, seed=3)
+    for inverse, words in (
+        (lambda theta: 2 * theta, r"inverse\(mirror\(W\)\) must be W, but is off by 1 of the largest entry"),
+        (
+            lambda theta: theta[0],
+            r"inverse of 3 matrices must return a tensor of shape \(3, 6, 6\), but got shape \(6, 6\)",
+        ),
+        (lambda theta: None, "inverse of 3 matrices must return a tensor .* but got NoneType None"),
+    ):
+        with pytest.raises(AttsvmError, match=f"geometry made: {words}"):
+            train(data, Made(of_inverse=inverse), steps=2)
+        assert solve(att_svm(data), Made(of_inverse=inverse)).solved.all()  # which needs none
+
+
+def test_a_dual_norm_that_a_feasible_matrix_refutes() -> None:
+    """Wrong for few matrices only: those with a zero column."""
+    wrong = Made(of_dual=lambda G: Lp(2).norm(G) * torch.where((G == 0).all(-2).any(-1), 0.9, 1.0))
+    data = sphere(3, 4, 6, trials=2, seed=3)
+    Z = data.Z.clone()
+    Z[..., 0] = 0
+    problem = att_svm(TokenData.cross(data.X, Z, Y=data.Y, head=data.head))
+    with pytest.raises(AttsvmError, match="but a feasible W is shorter than the bound from it: correct dual_norm"):
+        solve(problem, wrong)
+    assert solve(problem, Made()).solved.all()
+
+
+def test_norms_of_a_single_precision_run_are_checked_at_its_precision() -> None:
+    data = sphere(3, 4, 6, trials=2, seed=3).to(dtype=torch.float32)
+    assert train(data, Made(), steps=5).W.isfinite().all()

@@ -8,7 +8,13 @@ import torch
 import attsvm
 from attsvm import AttsvmError, TokenData, att_svm, solve
 from attsvm.diagnostics import assumption_b2, lipschitz_constant
-from attsvm.search import Descent, counterexample, falsify, optimal_tokens_lead
+from attsvm.search import (
+    Descent,
+    _falsify,  # the module
+    counterexample,
+    falsify,
+    optimal_tokens_lead,
+)
 from attsvm.search._shrink import Instance, shrink
 
 
@@ -18,6 +24,10 @@ def step_size(data: TokenData) -> torch.Tensor:
 
 def separable_equal_scores(data: TokenData) -> torch.Tensor:
     return assumption_b2(data).holds & solve(att_svm(data)).solved
+
+
+def always(data: TokenData) -> torch.Tensor:
+    return torch.ones(data.B, dtype=torch.bool)
 
 
 def test_theorem_4_is_refuted_from_scratch() -> None:
@@ -117,18 +127,54 @@ def test_a_violation_that_passes_is_none() -> None:
         assert (optimal_tokens_lead(descent.follow(run)).item() < 0) is lasts
 
 
+def test_a_conjecture_that_ties_do_not_decide_is_refuted() -> None:
+    """Half of all instances refute the first one, all the second. Neither shrinks to tokens that tie, as at X = 0."""
+    descent = Descent(5, 0.1, "correlation")
+    for conclusion in (lambda run: run.tokens[:, 0, 0] != 0, lambda run: run.tokens[:, 0, 0] < 0):
+        found = falsify(conclusion, always, descent, n=2, batch=8, rounds=1, digits=16)
+        assert found is not None
+        assert sorted(found.data.X.flatten().tolist()) == [0, 1]
+        assert found.confirmed == (-1, -1)
+
+
+def test_a_violation_that_shrinks_to_none_is_given_as_it_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_falsify, "shrink", lambda hit, *_: Instance(0 * hit.X, hit.Z, hit.v))
+    descent = Descent(5, 0.1, "correlation")
+    found = falsify(lambda run: run.tokens[:, 0, 0] != 0, always, descent, n=1, batch=8, rounds=1, digits=16)
+    assert found is not None
+    assert found.data.X.any()
+    assert attsvm.train(found.data, steps=5, normalize=False, loss="correlation").tokens[0, 0, 0] == 0
+
+
 def test_bad_input_is_refused() -> None:
     descent = Descent(10)
     with pytest.raises(AttsvmError, match="free must name"):
         falsify(optimal_tokens_lead, separable_equal_scores, descent, n=2, free=("W",))
     with pytest.raises(AttsvmError, match="ℓp norm"):
         Descent(10, geometry="nuclear").run(attsvm.sphere(1, 2, 2))
+    for lr in (-0.1, 0.0, float("inf"), float("nan"), "fast"):
+        with pytest.raises(AttsvmError, match="lr must be"):
+            Descent(10, lr)  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match="steps must be a whole number"):
+        Descent(0.5)  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match="seed must be a whole number in 0"):
+        falsify(optimal_tokens_lead, always, descent, n=2, seed="a")  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match="descent must be a Descent, but got int 50"):
+        falsify(optimal_tokens_lead, always, 50, n=2)  # type: ignore[arg-type]
+
+
+def test_what_many_digits_cannot_replay_is_refused_before_the_search() -> None:
+    def never(data: TokenData) -> torch.Tensor:
+        raise AssertionError
+
+    for loss in ("log", "squared", lambda f: -f, ["logistic"]):
+        with pytest.raises(AttsvmError, match="loss must be one of correlation, logistic, exponential for many digits"):
+            falsify(optimal_tokens_lead, never, Descent(10, 0.1, loss), n=2)  # type: ignore[arg-type]
+    with pytest.raises(AttsvmError, match="l1 has no mirror map"):
+        falsify(optimal_tokens_lead, never, Descent(10, geometry="l1"), n=2)
 
 
 def test_functions_of_the_conjecture_are_checked() -> None:
-    def always(data: TokenData) -> torch.Tensor:
-        return torch.ones(data.B, dtype=torch.bool)
-
     descent = Descent(5, 0.1, "correlation")
     with pytest.raises(AttsvmError, match=r"conclusion, .* must return a tensor of shape \(8,\), but got int 3"):
         falsify(lambda run: 3, always, descent, n=2, batch=8, rounds=1)  # type: ignore[arg-type, return-value]

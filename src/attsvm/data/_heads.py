@@ -303,8 +303,18 @@ class FunctionHead(Head):
         return self.dimension
 
     def h(self, x: Tensor) -> Tensor:
-        name = getattr(self.function, "__name__", "function")
-        return check_returned(f"head {name}, a number for each vector x[…, :],", self.function(x), x.shape[:-1])
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        try:
+            value = self.function(x)
+        except (RuntimeError, TypeError) as error:  # of torch, where dtypes differ, or of numpy, which has no gradients
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise AttsvmError(
+                f"head {name} must be a differentiable function of {x.dtype} x, but: {reason}."
+            ) from error
+        asked = x.requires_grad and torch.is_grad_enabled()
+        if asked and isinstance(value, Tensor) and not value.requires_grad:
+            raise AttsvmError(f"head {name} must be a differentiable function of x, but it is constant or detached.")
+        return check_returned(f"head {name}, a number for each vector x[…, :],", value, x.shape[:-1])
 
     def bend(self) -> Tensor:
         return torch.full((self.B, 1), torch.nan, dtype=torch.float64)
@@ -327,6 +337,8 @@ def as_head(head: Any, X: Tensor, single: bool) -> Head | None:
     if isinstance(head, Head):
         return head.to(device=X.device, dtype=X.dtype)
     B, d = X.shape[0], X.shape[-1]
+    if isinstance(head, type):
+        raise AttsvmError(f"head must be a Head, a function of x, or v, but got the class {head.__name__}: make one.")
     if callable(head):
         return FunctionHead(cast(Callable[[Tensor], Tensor], head), B, d)
     v = as_float("v", head, like=X)

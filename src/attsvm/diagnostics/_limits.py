@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory
+from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory, limit_of
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear
 
 FORGOTTEN = 30.0
@@ -72,7 +72,7 @@ def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
         if not plain or _momentum(rule):
             why = "nothing is known of (K, Q) under this rule; the norm is the one of gradient descent"
             return Limit(geometry, Evidence.NONE, why)
-    predicted = Nuclear() if run.parameterization == "KQ" else rule.limit()
+    predicted = Nuclear() if run.parameterization == "KQ" else limit_of(rule)
     if predicted != geometry and not (isinstance(predicted, Nuclear) and isinstance(geometry, Nuclear)):
         why = f"the norm was chosen; theory predicts {_name(predicted)} for this rule"
         return Limit(geometry, Evidence.NONE, why)
@@ -112,7 +112,7 @@ def caution(run: Trajectory, norm_mm: Tensor) -> str:
     """What may keep the run from its limit, in words; empty if nothing is known to."""
     rule, eta = run.rule, run.constant_lr
     grows = any(rate["kind"] == Growing.name for rate in run.settings["lr"].values())
-    if grows and run.normalized and rule.limit() == Lp(math.inf):
+    if grows and run.normalized and limit_of(rule) == Lp(math.inf):
         return "steps that grow with W oscillate under rules like sign descent: take constant or shrinking ones"
     if grows and run.normalized and _momentum(rule):
         return "gradients fall faster than momentum forgets them where steps grow with W: take constant ones"

@@ -4,7 +4,7 @@ from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._init import Gaussian, Init, Near, Shapes
 from attsvm.dynamics._optimizers import RULES, Adam, Lion, Muon, RMSprop, Steepest
 from attsvm.dynamics._record import QUANTITIES
-from attsvm.dynamics._rules import MirrorDescent, Rule, State
+from attsvm.dynamics._rules import MirrorDescent, Rule, State, limit_of
 from attsvm.dynamics._schedules import Constant, Decaying, Growing, Schedule
 from attsvm.dynamics._train import block_names, block_shapes, geometries, train
 from attsvm.dynamics._trajectory import TrainState, Trajectory
@@ -34,5 +34,6 @@ __all__ = [
     "block_names",
     "block_shapes",
     "geometries",
+    "limit_of",
     "train",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -89,6 +89,12 @@ class MirrorDescent(Rule):
 
     def limit(self) -> Geometry:
         return self.geometry
+
+
+def limit_of(rule: Rule) -> Geometry | None:
+    """`rule.limit()`, which a user may give by name."""
+    limit: Any = rule.limit()
+    return None if limit is None else parse_geometry(limit)
 
 
 def dual_norm(geometry: Geometry, G: Tensor) -> Tensor:

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.checks import check_returned
 from attsvm.data import TokenData
 from attsvm.dynamics._batches import Batches
 from attsvm.dynamics._compile import Stepper
 from attsvm.dynamics._record import View, measure
-from attsvm.dynamics._rules import Rule
+from attsvm.dynamics._rules import Rule, State
 from attsvm.dynamics._schedules import Constant, Schedule
 from attsvm.dynamics._step import Method, States, parameters
 from attsvm.dynamics._trajectory import TrainState
 from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Frobenius, Geometry
-from attsvm.objective import Blocks, Lanes, attend, chunks, trial_first, trial_last
+from attsvm.objective import Blocks, Gradient, Lanes, attend, chunks, trial_first, trial_last
 
 SEGMENT = 2000
 """A chunk of trials takes at most this many steps in a row, while it is in the cache, before the next has its turn."""
@@ -49,10 +50,27 @@ def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[
             raise AttsvmError(
                 f"rule {rule.name}: start must return a dict of tensors by name, but got {describe(state)}."
             )
+    if not type(rule).__module__.startswith("attsvm."):
+        for name, block in blocks.items():
+            _check_rule(rule, parts[0][name], trial_last(block[next(iter(chunks(data)))]))
     return {
         name: {key: torch.cat([trial_first(part[name][key]) for part in parts])[: data.B] for key in state}
         for name, state in parts[0].items()
     }
+
+
+def _check_rule(rule: Rule, state: State, W: Tensor) -> None:
+    """Refuse a user's rule whose `weights` or `step` return something else than weights like W, or a state."""
+    check_returned(f"rule {rule.name}: weights", rule.weights(state), W.shape)
+    G = torch.randn(W.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(W)
+    new: Any = rule.step(state, Gradient(G, torch.zeros_like(W[0, 0])), W.new_tensor(0.1))
+    if not isinstance(new, dict) or new.keys() != state.keys():
+        raise AttsvmError(
+            f"rule {rule.name}: step must return a state like that of start, a dict of {', '.join(state)}, but got "
+            f"{describe(new) if not isinstance(new, dict) else 'a dict of ' + ', '.join(map(str, new))}."
+        )
+    for key, old in state.items():
+        check_returned(f"rule {rule.name}: step, for {key},", new[key], old.shape)
 
 
 class Run:

@@ -15,21 +15,29 @@ from attsvm.dynamics._fingerprint import fingerprints
 from attsvm.dynamics._init import Gaussian, Init, Shapes, described, start
 from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._record import as_record, plan
-from attsvm.dynamics._rules import MirrorDescent, Rule
+from attsvm.dynamics._rules import MirrorDescent, Rule, limit_of
 from attsvm.dynamics._run import Row, Run, first_states
 from attsvm.dynamics._schedules import Rate, as_schedules
 from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, clear_leftovers, is_file
-from attsvm.geometry import Frobenius, Geometry, Nuclear, parse_geometry
+from attsvm.geometry import Frobenius, Geometry, Nuclear, check_mirror, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run, flat
 from attsvm.named import facts_of
-from attsvm.objective import Loss, as_loss
+from attsvm.objective import Loss, as_loss, check_loss
 from attsvm.progress import progress_bar
 
 CHECKPOINT_SECONDS = 15.0
 """How much work a killed run may lose."""
+
+_WITHOUT_MIRROR = {
+    "l1": "take 1 < p < inf, for example l1.1",
+    "linf": 'step by rule="sign" (--rule sign), or take 1 < p < inf, for example l10',
+    "spectral": 'step by rule="spectral" (--rule spectral)',
+    "schatten1": "take nuclear, which is the same norm",
+}
+"""What to do instead of mirror descent, by the name of the geometry."""
 
 
 @torch.no_grad()
@@ -107,6 +115,8 @@ def train(
     grows = any(schedule.grows for schedule in schedules.values())
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
+    _check_norms(limit, rule, shapes, data)
+    check_loss(method.loss, data.n, data.K, data.device)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
@@ -259,6 +269,9 @@ def _limit_and_rule(
     """The norm of the predicted limit, and the rule."""
     if rule is None:
         limit, of_steps = geometries("l2" if geometry is None else geometry, parameterization)
+        if not (is_own(of_steps) or of_steps.has("mirror", "inverse")):
+            advice = _WITHOUT_MIRROR.get(of_steps.name, "step by rule=Steepest(geometry)")
+            raise AttsvmError(f"{of_steps.name} has no mirror map for mirror descent: {advice}.")
         of_steps.require("mirror", "inverse", to="be trained in by mirror descent")
         if normalize:
             of_steps.require("dual_norm", to="be trained in by normalised steps")
@@ -269,7 +282,18 @@ def _limit_and_rule(
     if geometry is not None:
         return parse_geometry(geometry), rule
     # Nothing is known of factors but what gradient descent does to them.
-    return (Nuclear() if parameterization == "KQ" else rule.limit() or Frobenius()), rule
+    return (Nuclear() if parameterization == "KQ" else limit_of(rule) or Frobenius()), rule
+
+
+def _check_norms(limit: Geometry, rule: Rule, shapes: Shapes, data: TokenData) -> None:
+    """Refuse a user's geometry, of the limit or of the steps, that is no norm or has no right mirror map."""
+    check_norm(limit, (data.d, data.e), data.X, smooth=False)
+    of_steps = getattr(rule, "geometry", None)
+    if isinstance(of_steps, Geometry):
+        for shape in shapes.values():
+            check_norm(of_steps, shape, data.X, smooth=not isinstance(rule, MirrorDescent))
+            if isinstance(rule, MirrorDescent):
+                check_mirror(of_steps, shape, data.X)
 
 
 def _resumed(

@@ -35,6 +35,10 @@ def write_template(name: str, path: Path | None = None) -> Path:
     """Write a file with an experiment that runs as it is, for you to change."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,60}", name):
         raise AttsvmError(f"the name must consist of lower-case letters, digits and hyphens, but got {name!r}.")
+    from attsvm.experiments.catalog import CATALOG  # which reads files of this kind
+
+    if name in CATALOG:
+        raise AttsvmError(f"the id {name} is taken, in the catalog: choose another one.")
     path = Path(f"{name.replace('-', '_')}.py") if path is None else path
     if path.suffix != ".py":
         raise AttsvmError(f"an experiment is a Python file: {path} must end in .py.")

@@ -8,6 +8,7 @@ from attsvm.geometry._hybrid import Hybrid, Part
 from attsvm.geometry._lp import Frobenius, Lp
 from attsvm.geometry._mahalanobis import Mahalanobis
 from attsvm.geometry._nuclear import Nuclear
+from attsvm.geometry._own import check_mirror, check_norm, is_own
 from attsvm.geometry._schatten import Schatten, Spectral
 
 __all__ = [
@@ -22,6 +23,9 @@ __all__ = [
     "Part",
     "Schatten",
     "Spectral",
+    "check_mirror",
+    "check_norm",
+    "is_own",
     "parse_geometry",
 ]
 

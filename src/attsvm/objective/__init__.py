@@ -4,7 +4,18 @@ from attsvm.objective._contract import contract
 from attsvm.objective._curvature import curvature, gradient, scaled_gradient, step_convexity, value
 from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, pulls
 from attsvm.objective._lanes import Lanes, chunks, is_small, trial_first, trial_last
-from attsvm.objective._losses import LOSSES, Added, Correlation, Exponential, FunctionLoss, Log, Logistic, Loss, as_loss
+from attsvm.objective._losses import (
+    LOSSES,
+    Added,
+    Correlation,
+    Exponential,
+    FunctionLoss,
+    Log,
+    Logistic,
+    Loss,
+    as_loss,
+    check_loss,
+)
 
 __all__ = [
     "LOSSES",
@@ -21,6 +32,7 @@ __all__ = [
     "Loss",
     "as_loss",
     "attend",
+    "check_loss",
     "chunks",
     "combined",
     "contract",

@@ -185,6 +185,35 @@ LOSSES: dict[str, Loss] = {loss.name: loss for loss in (Logistic(), Exponential(
 """Losses by name: those of the papers, and cross-entropy."""
 
 
+_TRIED = (-8.7, -3.3, -1.9, -0.77, -0.41, -0.13, 0.013, 0.13, 0.41, 0.77, 1.9, 3.3, 8.7)
+"""Outputs f at which a user's loss is tried: of both signs, and where hinges are not."""
+
+
+def check_loss(loss: Loss, n: int, K: int, device: torch.device) -> None:
+    """Refuse a user's loss of outputs (n, K, …) without a derivative, or with a `slope` that is not −ℓ′."""
+    if type(loss) in {type(known) for known in LOSSES.values()}:
+        return
+    f = torch.tensor(_TRIED, dtype=torch.float64, device=device).expand(n, K, 1, -1).contiguous()
+    value = check_returned(f"loss {loss.name}, a number for each entry of f,", loss.value(f), f.shape)
+    fall = -derivative(loss.value, f)
+    there = value.isfinite() & fall.isfinite()
+    if not bool((fall[there] != 0).any()):
+        raise AttsvmError(f"loss {loss.name}: its derivative is 0 everywhere: is it detached?")
+    if type(loss).slope is Loss.slope:
+        return
+    pair: Any = loss.slope(f)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise AttsvmError(f"loss {loss.name}: slope must return a pair (log part, factor), but got {describe(pair)}.")
+    log_part, factor = (check_returned(f"loss {loss.name}: slope, in both parts,", part, f.shape) for part in pair)
+    slope = torch.exp(log_part) * factor
+    wrong = there & ~((slope - fall).abs() <= 1e-6 * fall.abs() + 1e-12 * fall[there].abs().max())
+    if bool(wrong.any()):
+        at, is_, must = (float(x[wrong][0]) for x in (f, slope, fall))
+        raise AttsvmError(
+            f"loss {loss.name}: slope must be −ℓ′, but at f = {at:g} it is {is_:.6g} and −ℓ′ is {must:.6g}."
+        )
+
+
 def as_loss(loss: Any) -> Loss:
     """A Loss: given as such, by the name of a defined one, or as a differentiable function of f."""
     if isinstance(loss, Loss):

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
 from attsvm.dynamics import Trajectory, train
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp, parse_geometry
-from attsvm.search._precise import PreciseDescent
+from attsvm.search._precise import PreciseDescent, check_precise
 
 FOLLOWED, STRIDE = 1000, 0.01
 """Steps along the curve of a run, and their length relative to θ at their start."""
@@ -32,12 +33,22 @@ class Descent:
     geometry: str = "l2"
     normalize: bool = False
 
+    def __post_init__(self) -> None:
+        as_count("steps", self.steps, least=0)
+        if not callable(self.lr) and not as_real("lr", self.lr, least=0) > 0:
+            raise AttsvmError("lr must be above 0, but it is 0.")
+
     @property
     def norm(self) -> Lp:
         geometry = parse_geometry(self.geometry)
         if not isinstance(geometry, Lp):
             raise AttsvmError(f"geometry must be an ℓp norm here, but got {geometry.name}.")
         return geometry
+
+    def check_replayable(self) -> None:
+        """Refuse a norm or a loss that many digits do not know."""
+        self.norm.check_smooth()
+        check_precise(self.loss)
 
     def step_sizes(self, data: TokenData) -> Tensor:
         """η (B,)."""

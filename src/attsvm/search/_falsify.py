@@ -17,6 +17,9 @@ from attsvm.errors import AttsvmError, describe
 from attsvm.search._descent import Descent
 from attsvm.search._shrink import Instance, shrink
 
+TIE = 1e-12
+"""Logits that differ by less, relative to the largest, are equal."""
+
 
 @dataclass(frozen=True)
 class Counterexample:
@@ -68,7 +71,8 @@ def falsify(
     of those with the least slack so far. A violation is shrunk: sequences, tokens and coordinates are dropped, entries
     set to 0 or made smaller, as long as it stays a violation. The result is confirmed with `digits` digits: the
     conclusion fails after the same steps and, by as much, far later on the curve of the run, where logits are ten times
-    as large (`Descent.follow`). That is evidence about the limit, not a proof.
+    as large (`Descent.follow`). That is evidence about the limit, not a proof. Where the two largest logits of a query
+    are equal, the run decides nothing.
 
     n, T, d, e   sizes to search in: sequences, tokens, width of tokens and of queries
     entries      fresh numbers are integers up to this in absolute value; with 0 Gaussian, and rounded in the end
@@ -81,13 +85,16 @@ def falsify(
     if not free or not set(free) <= {"X", "Z", "v"}:
         raise AttsvmError(f"free must name some of X, Z and v, but got {describe(free)}.")
     limit = None if seconds is None else as_real("seconds", seconds, least=0)
-    generator = torch.Generator().manual_seed(seed)
+    if not isinstance(descent, Descent):
+        raise AttsvmError(f"descent must be a Descent, but got {describe(descent)}.")
+    descent.check_replayable()
+    generator = torch.Generator().manual_seed(as_count("seed", seed, least=0, most=2**63 - 1))
     started, looked_at = time.monotonic(), 0
     best, best_slack = None, torch.empty(0, dtype=torch.float64)
 
     def slack_of(instances: Instance) -> Tensor:
         """The conclusion's slack; +∞ where `given` fails or a run diverged. Where it is negative, the slack far later
-        counts, so that a temporary violation is none."""
+        counts, so that a temporary violation is none, and so does +∞ where no token of a query leads."""
         data = instances.data()
         found = torch.full((len(instances),), torch.inf, dtype=torch.float64)
         holds = _number("given", given(data), len(instances)) > 0
@@ -98,8 +105,10 @@ def falsify(
             if bool(hits.any()):
                 ended = hits[holds]
                 run = replace(run, data=run.data[ended], W=run.W[ended], tokens=run.tokens[ended])
-                later = _slack(conclusion, descent.follow(run))
-                found[hits] = torch.where(later <= found[hits], later, later.abs())
+                followed = descent.follow(run)
+                later = _slack(conclusion, followed)
+                later = torch.where(later <= found[hits], later, later.abs())
+                found[hits] = torch.where(_decided(run) & _decided(followed), later, torch.inf)
         return found
 
     for _ in range(rounds):
@@ -115,19 +124,20 @@ def falsify(
         hits = values <= 0
         if bool(hits.any()):
             first = int(values.argmin())
-            small = shrink(trial[first : first + 1], lambda instances: slack_of(instances) <= 0, free)
-            data = small.data()
-            confirmed = _confirmed(conclusion, descent, data, digits)
-            if confirmed is not None:
-                return Counterexample(
-                    data=data,
-                    slack=float(slack_of(small)[0]),
-                    confirmed=confirmed,
-                    digits=digits,
-                    looked_at=looked_at,
-                    found=float(values[first]),
-                    seconds=time.monotonic() - started,
-                )
+            hit = trial[first : first + 1]
+            for instance in (shrink(hit, lambda instances: slack_of(instances) <= 0, free), hit):
+                data = instance.data()
+                confirmed = _confirmed(conclusion, descent, data, digits)
+                if confirmed is not None:
+                    return Counterexample(
+                        data=data,
+                        slack=float(slack_of(instance)[0]),
+                        confirmed=confirmed,
+                        digits=digits,
+                        looked_at=looked_at,
+                        found=float(values[first]),
+                        seconds=time.monotonic() - started,
+                    )
         pool = trial if best is None else Instance.cat([best, trial])
         pool_slack = values if best is None else torch.cat([best_slack, values])
         keep = pool_slack.argsort()[: batch // 2]
@@ -141,6 +151,14 @@ def _confirmed(
     """The slack after the steps and far later; None unless it is negative both times and not on its way up."""
     found = [float(_slack(conclusion, run)) if decided else math.inf for run, decided in descent.replay(data, digits)]
     return (found[0], found[1]) if found[1] <= found[0] <= 0 else None
+
+
+def _decided(run: Trajectory) -> Tensor:
+    """Whether one token of every query leads, by more than rounding; (B,)."""
+    logits = run.data.logits(run.W)
+    first, at = logits.max(-1, keepdim=True)
+    lead = (first - logits.scatter(-1, at, -torch.inf)).amin(-1)
+    return (lead > TIE * logits.abs().amax(-1)).flatten(1).all(1)
 
 
 def _slack(conclusion: Callable[[Trajectory], Tensor], run: Trajectory) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attsvm.data import LinearHead, TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 
 
 class PreciseDescent:
@@ -27,7 +28,7 @@ class PreciseDescent:
         if data.B != 1 or not isinstance(data.head, LinearHead):
             raise AttsvmError(f"data must be one trial with a linear head for many digits, but got {data!r}.")
         self.ctx, self.n, self.p, self.normalize = ctx, data.n, self._rational(ctx, p), normalize
-        self.slope = _slope(loss, ctx)
+        self.slope = partial(_SLOPES[check_precise(loss)], ctx)
         v = data.head.v[0].expand(data.K, data.d).tolist()
         self.queries = []
         for i in range(data.n):
@@ -118,13 +119,16 @@ def _dot(a: list[Any], b: list[Any]) -> Any:
     return _sum([x * y for x, y in zip(a, b)])
 
 
-def _slope(loss: str, ctx: Any) -> Callable[[Any], Any]:
-    """−ℓ′."""
-    slopes: dict[str, Callable[[Any], Any]] = {
-        "correlation": lambda f: ctx.mpf(1),
-        "logistic": lambda f: 1 / (1 + ctx.exp(f)),
-        "exponential": lambda f: ctx.exp(-f),
-    }
-    if loss not in slopes:
-        raise AttsvmError(f"loss must be one of {', '.join(slopes)} for many digits, but got {loss!r}.")
-    return slopes[loss]
+_SLOPES: dict[str, Callable[[Any, Any], Any]] = {
+    "correlation": lambda ctx, f: ctx.mpf(1),
+    "logistic": lambda ctx, f: 1 / (1 + ctx.exp(f)),
+    "exponential": lambda ctx, f: ctx.exp(-f),
+}
+"""−ℓ′ of the losses that many digits know."""
+
+
+def check_precise(loss: Any) -> str:
+    """Refuse a loss that many digits do not know."""
+    if not isinstance(loss, str) or loss not in _SLOPES:
+        raise AttsvmError(f"loss must be one of {', '.join(_SLOPES)} for many digits, but got {describe(loss)}.")
+    return loss

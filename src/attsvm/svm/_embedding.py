@@ -46,6 +46,10 @@ class EmbeddingProblem(UnformedProblem):
     def shape(self) -> tuple[int, int]:
         return self.E.shape[1], 1
 
+    @property
+    def device(self) -> torch.device:
+        return self.E.device
+
     def values(self, W: Tensor) -> Tensor:
         """W·(E_first − E_other) of every pair (N,), for W (d, 1)."""
         a = self.E.double() @ W.to(self.E.device, torch.float64)[:, 0]

@@ -111,6 +111,10 @@ class MarginProblem:
         """(d, e), the shape of W."""
         return self.A.shape[3], self.Z.shape[2]
 
+    @property
+    def device(self) -> torch.device:
+        return self.A.device
+
     def formed(self) -> MarginProblem:
         """This problem with all its rows in memory: a large one over tokens (`TokenProblem`) makes them only here."""
         return self
@@ -186,6 +190,10 @@ class TokenProblem(UnformedProblem):
     @property
     def shape(self) -> tuple[int, int]:
         return self.data.d, self.data.e
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
 
     def least_margin(self, W: Tensor) -> Tensor:
         least = [value.amin() for _, value, _ in self.margins(W[0])]

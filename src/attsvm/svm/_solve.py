@@ -12,7 +12,7 @@ from torch import Tensor
 from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
-from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, parse_geometry
+from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, check_norm, is_own, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
 from attsvm.svm._certify import Answer, certify, match_scales, share
@@ -73,6 +73,7 @@ def solve(
     check_problem(problem)
     geometry = parse_geometry(geometry)
     geometry.require("dual_norm", to="solve margin problems")
+    check_norm(geometry, problem.shape, torch.empty(0, dtype=torch.float64, device=problem.device), smooth=True)
     if not 1e-13 <= as_real("tol", tol, least=0) < 1:
         raise AttsvmError(f"tol must be between 1e-13 and 1, but got {tol}.")
     max_iterations = as_count("max_iterations", max_iterations)
@@ -123,6 +124,8 @@ def _solve_small(
             answer.put(index, found)
             if tell is not None:
                 tell(int(index[-1]) + 1)
+        if is_own(geometry):
+            _check_dual(system, geometry, answer)
         shares = torch.maximum(share(system, answer.lam), 1e-8 * system.b)
         support = system.inequality & (rows.apply(answer.W) - system.b <= shares)
 
@@ -203,6 +206,16 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     # A zero row has no norm to divide by: with this one its multiplier of 1 becomes the Farkas vector 1/b.
     row_norm = torch.where(impossible, b / scale[:, None], row_norm)
     return system, row_norm, scale, impossible
+
+
+def _check_dual(system: System, geometry: Geometry, answer: Answer) -> None:
+    """Refuse a user's dual norm whose bound a feasible W refutes."""
+    refuted = answer.lower > (1 + 1e-6) * answer.upper
+    if bool((refuted & ~system.equality.any(1)).any()):  # a W that violates equalities may be shorter
+        raise AttsvmError(
+            f"geometry {geometry.name}: dual_norm must be max ⟨G, W⟩ over norm(W) ≤ 1, but a feasible W is shorter "
+            "than the bound from it: correct dual_norm."
+        )
 
 
 def _largest(x: Tensor) -> Tensor:
