@@ -20,6 +20,11 @@ def check_at_least_zero(name: str, value: float | Tensor) -> None:
         raise AttsvmError(f"{name} must be a number, finite and at least 0, but got {value!r}.")
 
 
+def check_share(name: str, value: float) -> None:
+    if not isinstance(value, Real) or not 0 <= value < 1:
+        raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+
+
 def check_p(p: float) -> None:
     if not isinstance(p, Real) or not 1 < p < math.inf:
         raise AttsvmError(f"p must be a number with 1 < p < inf, but got {p!r}: choose e.g. p = 1.1 or 3.")
