@@ -1,12 +1,31 @@
 """What the options must be."""
 
 import math
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
+
+# What one of the mirror optimizers, or torch's AdamW, SGD or Muon has, and another has not.
+_OF_SOME = {"amsgrad", "betas", "dampening", "differentiable", "eps", "head_lr", "momentum", "moments_of", "muon"}
+_OF_SOME |= {"nesterov", "normalize", "ns_coefficients", "ns_steps", "adjust_lr_fn"}
+_TYPO = 0.88  # how close to an option a name is that means it: "beta" is, "weight_decay_end" and "max_momentum" are not
+
+
+def check_names(group: Mapping[str, Any], own: Iterable[str], optimizer: str) -> None:
+    """Refuse options that the optimizer would ignore; what schedulers and trainers note in a group may stay."""
+    own = set(own)
+    for name, value in group.items():
+        if name in own:
+            continue
+        if name in _OF_SOME and value not in (None, 0):
+            raise AttsvmError(f"{optimizer} has no option {name}, but a group has {name}={value!r}: leave it out.")
+        if close := get_close_matches(str(name).lower(), own, n=1, cutoff=_TYPO):
+            raise AttsvmError(f"{optimizer} has no option {name}, but a group has it; did you mean {close[0]}?")
 
 
 def check_lr(lr: float | Tensor) -> None:
