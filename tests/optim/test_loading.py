@@ -143,7 +143,7 @@ def test_states_of_other_groups_and_no_states_are_refused():
     with pytest.raises(AttsvmError, match=r"have \[2\] parameters, but those of this optimizer \[4\]"):
         MirrorAdam(model.parameters()).load_state_dict(fewer)
     for wrong in ({}, {"count": 3, "masks": {}}, None, [1]):
-        with pytest.raises(AttsvmError, match=r"state_dict must be what an optimizer's state_dict\(\) returned"):
+        with pytest.raises(AttsvmError, match=r"state_dict must be what optimizer.state_dict\(\) returned, but"):
             optimizer.load_state_dict(wrong)
 
 

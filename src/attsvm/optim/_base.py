@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError, describe
-from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_names, check_p
+from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_names, check_p, check_saved
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
@@ -267,19 +267,13 @@ class MirrorOptimizer(Optimizer, ABC):
         too. :func:`~attsvm.optim.from_torch` does this for other groups, and translates lr. States of other optimizers,
         and of parameters of other shapes, are refused.
         """
-        if not isinstance(state_dict, Mapping):
-            raise AttsvmError(
-                f"state_dict must be what an optimizer's state_dict() returned, but got a {describe(state_dict)}."
-            )
+        check_saved(state_dict, "optimizer")
         loaded: StateDict = {}
         origins: list[dict[str, Any]] = []
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
 
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
-            if not {"state", "param_groups"} <= hooked.keys():
-                raise AttsvmError(
-                    f"state_dict must be what an optimizer's state_dict() returned, but its keys are {[*hooked]}."
-                )
+            check_saved(hooked, "optimizer", "state", "param_groups")
             groups, ours = hooked["param_groups"], type(self).__name__
             origins.extend(groups)
             options = [taken(saved, self._source, ours) for saved in groups]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 
 # What one of the mirror optimizers, or torch's AdamW, SGD or Muon has, and another has not.
 _OF_SOME = {"amsgrad", "betas", "dampening", "differentiable", "eps", "head_lr", "momentum", "moments_of", "muon"}
@@ -42,6 +42,14 @@ def check_at_least_zero(name: str, value: float | Tensor) -> None:
 def check_share(name: str, value: float) -> None:
     if not isinstance(value, Real) or not 0 <= value < 1:
         raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+
+
+def check_saved(state: Any, whose: str, *keys: str) -> None:
+    if not isinstance(state, Mapping):
+        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but got a {describe(state)}.")
+    missing = next((key for key in keys if key not in state), None)
+    if missing is not None:
+        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but it has no {missing!r}.")
 
 
 def check_p(p: float) -> None:

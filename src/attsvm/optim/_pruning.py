@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attsvm.errors import AttsvmError, describe
+from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
-from attsvm.optim._checks import check_share
+from attsvm.optim._checks import check_saved, check_share
 from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
@@ -186,10 +186,7 @@ class GradualPruning:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
-        if not isinstance(state_dict, Mapping) or not {"count", "masks"} <= state_dict.keys():
-            raise AttsvmError(
-                f"state_dict must be what GradualPruning.state_dict() returned, but got {describe(state_dict)}."
-            )
+        check_saved(state_dict, "GradualPruning", "count", "masks")
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
