@@ -193,10 +193,11 @@ def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make, options):
     assert same(resumed, straight)
 
 
-def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path):
+@pytest.mark.parametrize("make", [MAKERS["adam"], lambda model: torch.optim.AdamW(param_groups(model), lr=2e-3)])
+def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path, make):
     def train(folder: str, seed: int = 1, **resume: Any) -> nn.Module:
         model = bert()
-        optimizer = torch.optim.AdamW(param_groups(model), lr=2e-3)
+        optimizer = make(model)
         arguments = {"seed": seed, "resume_from_checkpoint": resume.pop("named", None)}
         callbacks = [trainer_pruning(0.7, every=1, end=0.5)]
         made = hf_trainer(

@@ -53,13 +53,14 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
                         f"the training cannot be resumed with pruning: {saved} is missing. A checkpoint outside of "
                         "output_dir must be named in TrainingArguments(resume_from_checkpoint=…), too."
                     )
+                before = {w: local(w.detach()) != 0 for w in self.pruning.params}  # loaded masks set weights to 0
                 self.pruning.load_state_dict(torch.load(saved, weights_only=True, map_location="cpu"))
                 if self.pruning.count != state.global_step:
                     raise AttsvmError(
                         "TrainingArguments(resume_from_checkpoint=…) must name the checkpoint that is resumed, of step "
                         f"{state.global_step}, but {saved} is of step {self.pruning.count}."
                     )
-                if any(local(w.detach())[~local(mask)].any() for w, mask in self.pruning.masks().items()):
+                if any((before[w] & ~local(mask)).any() for w, mask in self.pruning.masks().items()):
                     raise AttsvmError(
                         f"{saved} has the masks of another training: name the checkpoint in "
                         "TrainingArguments(resume_from_checkpoint=…), too."
