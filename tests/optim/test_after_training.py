@@ -195,10 +195,49 @@ def test_masked_weights_are_written_as_they_are_used(tmp_path):
     torch.testing.assert_close(plain(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("options", [{"sparsity": 1.0}, {"sparsity": 0.5, "scope": "row"}])
+@pytest.mark.parametrize("options", [{"sparsity": 1.0}, {"sparsity": "x"}, {"sparsity": 0.5, "scope": "row"}])
 def test_options_are_checked(options):
     with pytest.raises(AttsvmError, match="must be"):
         prune(gpt(), **options)
+
+
+def test_what_has_no_meaning_is_refused(tmp_path):
+    for call in (lambda m: prune(m, 0.5), sparsity_report, lambda m: export(m, tmp_path / "model.safetensors")):
+        for wrong in ([1], {}):
+            with pytest.raises(AttsvmError, match=r"model must be a torch.nn.Module, but got a"):
+                call(wrong)
+    with pytest.raises(AttsvmError, match="must have a matrix"):
+        prune(nn.LayerNorm(4), 0.5)
+    with pytest.raises(AttsvmError, match="scope is for cuts by size"):
+        prune(gpt(), 0.5, inputs=[torch.zeros(1, 4, dtype=torch.long)], scope="layer")
+    for further in (2, -0.5, "a", None):
+        with pytest.raises(AttsvmError, match="further must be a share, from 0 to 1, but got"):
+            sparsity_report(gpt(), further=further)
+
+
+def test_masks_of_torch_count_as_zeros():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 6)), torch.randn(5, 12)
+    x[:, 3:6] = 0  # inputs that are silent
+    for share, asked in ((0.5, {"inputs": [x]}), (0.5, {}), (0.5, {"inputs": [x]}), (0.75, {}), (0.25, {})):
+        masks = prune(model, share, keep_masks=True, **asked)
+        assert masks.keys() == {"0.weight", "1.weight"}
+        assert sparsity_report(model).zeros == max(share, 0.75 * (share == 0.25))
+        assert all(torch.equal(mask, model[i].weight != 0) for i, mask in enumerate(masks.values()))
+
+
+def test_a_layer_may_be_called_by_name():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(input=x)
+
+    model = Named()
+    prune(model, 0.5, inputs=[torch.tensor([[100.0, 0.0, 100.0, 0.0]])])
+    assert (model.layer.weight != 0).tolist() == [[True, False] * 2] * 3
 
 
 def test_a_matrix_of_no_linear_layer_loses_its_smallest_entries():

@@ -5,6 +5,7 @@ import gc
 import importlib
 import logging
 import os
+import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,11 @@ def test_trainer_prunes_and_resumes_bit_equal(tmp_path, make, options):
     assert same(resumed, straight)
 
 
-def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path):
+@pytest.mark.parametrize("make", [MAKERS["adam"], lambda model: torch.optim.AdamW(param_groups(model), lr=2e-3)])
+def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path, make):
     def train(folder: str, seed: int = 1, **resume: Any) -> nn.Module:
         model = bert()
-        optimizer = torch.optim.AdamW(param_groups(model), lr=2e-3)
+        optimizer = make(model)
         arguments = {"seed": seed, "resume_from_checkpoint": resume.pop("named", None)}
         callbacks = [trainer_pruning(0.7, every=1, end=0.5)]
         made = hf_trainer(
@@ -212,6 +214,18 @@ def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path):
     with pytest.raises(AttsvmError, match=r"is missing\. A checkpoint outside of output_dir must be named"):
         train("c", resume_from_checkpoint=place)
     assert same(train("d", resume_from_checkpoint=place, named=place), straight)
+    other = str(tmp_path / "a" / "checkpoint-8")
+    with pytest.raises(AttsvmError, match=r"must name the checkpoint that is resumed, of step 4, but .* is of step 8"):
+        train("e", resume_from_checkpoint=place, named=other)
+
+
+def test_a_best_model_from_before_the_end_of_the_pruning_is_warned_of(tmp_path):
+    model = bert()
+    arguments = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4}
+    made = {"arguments": arguments, "eval_dataset": Sentences(), "callbacks": [trainer_pruning(0.7)]}
+    trainer = hf_trainer(tmp_path, model, optimizers=(MAKERS["adam"](model), None), **made)
+    with pytest.warns(UserWarning, match="from before the pruning has ended"):
+        trainer.train()
 
 
 # Accelerate
@@ -404,3 +418,46 @@ def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
     endless = lightning_trainer(callbacks=[lightning_pruning(0.7)], **options)
     with pytest.raises(AttsvmError, match="set max_epochs or max_steps"):
         endless.fit(lightning_module(make), loader)
+
+
+def test_a_lightning_callback_is_copied_and_starts_anew_in_another_fit(tmp_path):
+    loader = DataLoader(points(), batch_size=8)
+    options = {"default_root_dir": tmp_path, "max_epochs": 1, "enable_checkpointing": False}
+    callback = pickle.loads(pickle.dumps(lightning_pruning(0.7, every=1)))
+    trainer = lightning_trainer(callbacks=[callback], **options)
+    trainer.fit(lightning_module(MAKERS["adam"]), loader)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    options |= {"max_epochs": 2}
+    lightning_trainer(callbacks=[callback], **options).fit(
+        lightning_module(MAKERS["adam"]), loader, ckpt_path=tmp_path / "end.ckpt"
+    )
+    assert callback.pruning.count == 8
+    copy = pickle.loads(pickle.dumps(callback))
+    for fresh in (callback, copy):
+        lightning_trainer(callbacks=[fresh], **options).fit(lightning_module(MAKERS["adam"]), loader)
+        assert fresh.pruning.count == 8
+        assert fresh.pruning.achieved() == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("steps", [{"max_steps": 8}, {"max_epochs": 1}], ids=str)
+@pytest.mark.parametrize("every", [1, 2])
+def test_steps_by_hand_are_counted(tmp_path, steps, every):
+    module = lightning_module(MAKERS["adam"])
+    module.automatic_optimization = False
+
+    def training_step(batch: list[Tensor], batch_idx: int) -> None:
+        optimizer = module.optimizers()
+        for _ in range(2 if every == 1 else 1):
+            optimizer.zero_grad()
+            module.manual_backward(nn.functional.cross_entropy(module.network(batch[0]), batch[1]))
+            if batch_idx % every == 0:
+                optimizer.step()
+
+    module.training_step = training_step
+    callback = lightning_pruning(0.7, every=1)
+    trainer = lightning_trainer(callbacks=[callback], default_root_dir=tmp_path, enable_checkpointing=False, **steps)
+    trainer.gradient_clip_val = None  # which Lightning refuses here
+    trainer.fit(module, DataLoader(points(), batch_size=8))
+    assert trainer.global_step == (8 if "max_steps" in steps or every == 1 else 2)
+    assert callback.pruning.count == (8 if "max_steps" in steps else 4)  # else batches, as they are planned
+    assert callback.pruning.achieved() == pytest.approx(0.7, abs=1e-3)

@@ -133,6 +133,31 @@ def test_states_of_another_shape_are_refused(before, after, other):
         named.load_state_dict(saved)
 
 
+def test_states_of_other_groups_and_no_states_are_refused():
+    model = network()
+    optimizer = MirrorAdam(param_groups(model))
+    fewer = MirrorAdam([model[0].weight, model[0].bias]).state_dict()
+    for make, how in ((MirrorAdam, "the groups of the saved one"), (torch.optim.AdamW, "attsvm.optim.from_torch")):
+        with pytest.raises(AttsvmError, match=r"have \[4\] parameters, .* \[2, 2\]: make it with " + how):
+            optimizer.load_state_dict(make(model.parameters()).state_dict())
+    with pytest.raises(AttsvmError, match=r"have \[2\] parameters, but those of this optimizer \[4\]"):
+        MirrorAdam(model.parameters()).load_state_dict(fewer)
+    for wrong in ({}, {"count": 3, "masks": {}}, None, [1]):
+        with pytest.raises(AttsvmError, match=r"state_dict must be what optimizer.state_dict\(\) returned, but"):
+            optimizer.load_state_dict(wrong)
+
+
+def test_a_state_without_mirror_variables_needs_weights_that_hold_the_digits():
+    model = network()
+    optimizer = MirrorAdam(param_groups(model), keep_mirror=False)
+    fit(model, optimizer, range(2))
+    half = MirrorAdam(param_groups(network().bfloat16()))
+    with pytest.raises(AttsvmError, match="keep_mirror=False needs float32 or float64 weights"):
+        half.load_state_dict(optimizer.state_dict())
+    assert not half.state
+    assert half.param_groups[0]["keep_mirror"]
+
+
 OTHERS = {
     "SGD": lambda params: torch.optim.SGD(params, momentum=0.9),
     "NAdam": torch.optim.NAdam,

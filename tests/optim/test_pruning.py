@@ -3,9 +3,11 @@
 import copy
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
+import torch.nn.utils.prune as torch_prune
 from small_task import batch, loss_of, network, same
 from torch import nn
 from two_processes import run_pair
@@ -326,7 +328,11 @@ def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
     ("options", "what"),
     [
         ({"sparsity": 1.0}, "sparsity"),
+        ({"sparsity": "0.9"}, "sparsity must be a share"),
+        ({"sparsity": None}, "sparsity must be a share"),
+        ({"start": None}, "start and end must be"),
         ({"total_steps": 0}, "total_steps"),
+        ({"total_steps": None}, "total_steps must be"),
         ({"every": 1.5}, "every"),
         ({"start": 0.9, "end": 0.2}, "start and end"),
         ({"scope": "all"}, "scope"),
@@ -342,6 +348,58 @@ def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
 def test_options_are_checked(options, what):
     with pytest.raises(AttsvmError, match=what):
         start(OPTIMIZERS["AdamW"], **options)
+
+
+def test_a_model_is_no_optimizer():
+    with pytest.raises(AttsvmError, match="must be the optimizer that trains the model, but got a Sequential"):
+        GradualPruning(network(), 0.5, 10)
+
+
+def test_parameters_may_be_named():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for params in (model, model.named_parameters(), list(model.parameters())):
+        assert GradualPruning(optimizer, 0.9, 100, params=params).params == [model[0].weight, model[2].weight]
+    attention = nn.ModuleDict({"attn": nn.ModuleDict({"q_proj": nn.Linear(8, 8, bias=False)})})
+    optimizer = torch.optim.AdamW(attention.parameters())
+    GradualPruning(optimizer, 0.5, 10, structure="head", heads=4, params=attention.named_parameters())
+
+
+def test_what_torch_masks_is_refused():
+    model = network()
+    torch_prune.random_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(AttsvmError, match=r"but 0\.weight_orig is: make that permanent first"):
+        GradualPruning(MirrorAdam(param_groups(model)), 0.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "layers", "scope", "warns"),
+    [
+        (0.2, 1, "global", True),
+        (0.2, 2, "global", False),
+        (0.2, 2, "layer", True),
+        (0.25, 1, "global", False),
+        (0.0, 1, "global", False),
+    ],
+)
+def test_a_share_below_one_head_is_warned_of(sparsity, layers, scope, warns):
+    model = nn.ModuleList(
+        [nn.ModuleDict({"q_proj": nn.Linear(8, 8), "k_proj": nn.Linear(8, 8)}) for _ in range(layers)]
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        GradualPruning(MirrorAdam(param_groups(model)), sparsity, 10, structure="head", heads=4, scope=scope)
+    assert [str(w.message) for w in seen] == [
+        "sparsity = 0.2 prunes nothing: it is less than one head of the matrices."
+    ] * warns
+
+
+@pytest.mark.parametrize("name", ["AdamW", "MirrorAdam"])
+def test_states_of_something_else_are_refused(name):
+    _, optimizer, pruning = start(OPTIMIZERS[name])
+    for wrong in ({}, None, optimizer.state_dict()):
+        with pytest.raises(AttsvmError, match="state_dict must be what GradualPruning"):
+            pruning.load_state_dict(wrong)
 
 
 def test_without_named_groups_it_asks_what_to_prune():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch.nn.utils import prune as torch_prune
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path, one_line
+from attsvm.optim._checks import check_share
 from attsvm.optim._groups import matrices_of
 from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._pruning import smallest
@@ -77,13 +79,10 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         0.weight         16×32   75.0%  0.762     0.280
         all: 75.00% of the entries are 0
     """
+    if not isinstance(further, Real) or not 0 <= further <= 1:
+        raise AttsvmError(f"further must be a share, from 0 to 1, but got {further!r}.")
     rows, zeros, entries = [], 0, 0
-    masks = dict(model.named_buffers())  # of torch.nn.utils.prune
-    matrices = []
-    for name, weight, kind in matrices_of(model):
-        used = name.removesuffix("_orig")
-        mask = masks.get(f"{used}_mask") if used != name else None
-        matrices.append((name, weight.detach(), kind) if mask is None else (used, weight.detach() * mask, kind))
+    matrices = [(name, _used(weight, mask), kind) for name, weight, mask, kind in _matrices(model)]
     found = {}
     if heads is not None:
         attention = [(name, w) for name, w, kind in matrices if kind == "attention"]
@@ -107,6 +106,25 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
     return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
 
 
+def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None, str]]:
+    """Name, weight, its mask of torch.nn.utils.prune, and kind of every matrix."""
+    _check_model(model)
+    masks = dict(model.named_buffers())
+    for name, weight, kind in matrices_of(model):
+        used = name.removesuffix("_orig")
+        mask = masks.get(f"{used}_mask") if used != name else None
+        yield name if mask is None else used, weight, mask, kind
+
+
+def _used(weight: Tensor, mask: Tensor | None) -> Tensor:
+    return weight.detach() if mask is None else weight.detach() * mask
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise AttsvmError(f"model must be a torch.nn.Module, but got a {type(model).__name__}: pass the module itself.")
+
+
 def _told_heads(named: list[tuple[str, Tensor]], heads: int) -> dict[str, Heads]:
     found = {name: told for name, weight in named if (told := heads_of(name, weight, heads)) is not None}
     most: dict[str, int] = {}
@@ -127,22 +145,30 @@ def prune(
 ) -> dict[str, Tensor]:
     """Set the least important share of the matrix entries to 0, once, without training; the masks by name.
 
+    What torch.nn.utils.prune masks already counts as 0.
+
     Args:
         model: any module; its groups "attention" and "matrices" of :func:`~attsvm.optim.param_groups` are pruned.
         sparsity: the share of zeros, 0 ≤ sparsity < 1.
-        scope: one threshold for all matrices ("global") or the same share of each ("layer").
+        scope: one threshold for all matrices ("global") or the same share of each ("layer"); not with inputs.
         inputs: batches for the model. With them an entry of a linear layer counts as \\|w_ij\\|·‖x_j‖, x_j being its
             input over all tokens of the batches, and every row loses the same share (Wanda). Matrices that belong to no
             linear layer lose their smallest entries.
         keep_masks: leave the masks to torch.nn.utils.prune (``weight_orig``, ``weight_mask``), so that zeros stay when
             any optimizer trains on; ``torch.nn.utils.prune.remove`` makes them permanent.
     """
-    if not 0 <= sparsity < 1:
-        raise AttsvmError(f"sparsity must be a share, at least 0 and below 1, but got {sparsity!r}.")
+    check_share("sparsity", sparsity)
     if scope not in ("global", "layer"):
         raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
-    named = [(name, weight) for name, weight, _ in matrices_of(model)]
-    sizes = [weight.detach().abs().float() for _, weight in named]
+    if inputs is not None and scope != "global":
+        raise AttsvmError(
+            "scope is for cuts by size: leave it out with inputs, by which every row loses the same share."
+        )
+    found = list(_matrices(model))
+    if not found:
+        raise AttsvmError("model must have a matrix to prune, but it has none.")
+    named = [(name, weight) for name, weight, _, _ in found]
+    sizes = [_used(weight, mask).abs().float() for _, weight, mask, _ in found]
     if inputs is None:
         parts = [range(len(named))] if scope == "global" else [[i] for i in range(len(named))]
         marks: dict[int, Tensor] = {}
@@ -154,7 +180,8 @@ def prune(
         pruned = []
         for (_, weight), size in zip(named, sizes):
             if id(weight) in norms:
-                order = (size * norms[id(weight)]).argsort(dim=1, stable=True).argsort(dim=1)
+                scores = torch.where(size == 0, -1, size * norms[id(weight)])  # zeros first, also before silent inputs
+                order = scores.argsort(dim=1, stable=True).argsort(dim=1)
                 pruned.append(order < round(sparsity * size.shape[1]))
             else:
                 pruned += smallest([size], [1], sparsity)
@@ -165,19 +192,19 @@ def prune(
                 torch_prune.custom_from_mask(module, own.removesuffix("_orig"), ~mark)
         else:
             weight.masked_fill_(mark, 0)
-    return {name: ~mark for (name, _), mark in zip(named, pruned)}
+    return {name: ~mark if mask is None else ~mark & (mask != 0) for (name, _, mask, _), mark in zip(found, pruned)}
 
 
 def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
     """‖x_j‖ of every input of every linear layer, by the id of its weight."""
     squares: dict[int, Tensor] = {}
 
-    def see(module: nn.Linear, given: tuple[Tensor, ...]) -> None:
-        x = given[0].detach().float()
+    def see(module: nn.Linear, given: tuple[Tensor, ...], by_name: dict[str, Tensor]) -> None:
+        x = (given[0] if given else by_name["input"]).detach().float()
         weight = module._parameters.get("weight_orig", module._parameters.get("weight"))  # with masks, what they are of
         squares[id(weight)] = squares.get(id(weight), 0) + x.reshape(-1, x.shape[-1]).square().sum(0)
 
-    hooks = [m.register_forward_pre_hook(see) for m in model.modules() if isinstance(m, nn.Linear)]
+    hooks = [m.register_forward_pre_hook(see, with_kwargs=True) for m in model.modules() if isinstance(m, nn.Linear)]
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -205,6 +232,7 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
     """
     from safetensors.torch import save_file
 
+    _check_model(model)
     tensors: dict[str, Tensor] = {}
     state = model.state_dict()
     for name, value in state.items():

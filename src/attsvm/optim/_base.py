@@ -7,14 +7,14 @@ from itertools import chain
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
-from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_p
+from attsvm.errors import AttsvmError, describe
+from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_names, check_p, check_saved
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import same_layout, use_fused
-from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, taken
+from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
 
@@ -61,8 +61,11 @@ class MirrorOptimizer(Optimizer, ABC):
     _source: Source
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        if defaults["fused"] and defaults["foreach"]:
-            raise AttsvmError("fused and foreach cannot both be True.")
+        if isinstance(params, nn.Module):
+            raise AttsvmError(
+                f"params must be parameters or groups of them, but got a {type(params).__name__}: "
+                "pass model.parameters() or attsvm.optim.param_groups(model)."
+            )
         self._check_options(defaults)  # before the parameters, as torch's optimizers do
         self._versions, self._watch, self._calls = {}, Watch(), 0
         super().__init__(params, defaults)
@@ -74,8 +77,8 @@ class MirrorOptimizer(Optimizer, ABC):
             params = self.param_groups[-1]["params"]
             if any(param.is_complex() for param in params):
                 raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
-            if not self.param_groups[-1]["keep_mirror"] and any(param.dtype != state_dtype(param) for param in params):
-                raise AttsvmError("keep_mirror=False needs float32 or float64 weights: of others θ holds the digits.")
+            _check_kept(self.param_groups[-1], params)
+            check_names(self.param_groups[-1], self.defaults, type(self).__name__)
         except AttsvmError:
             self.param_groups.pop()
             raise
@@ -94,6 +97,8 @@ class MirrorOptimizer(Optimizer, ABC):
         return {**param_group, "params": params}
 
     def _check_options(self, group: dict[str, Any]) -> None:
+        if group["fused"] and group["foreach"]:
+            raise AttsvmError("fused and foreach cannot both be True.")
         check_lr(group["lr"])
         check_p(group["p"])
         check_at_least_zero("weight_decay", group["weight_decay"])
@@ -222,6 +227,8 @@ class MirrorOptimizer(Optimizer, ABC):
         if mask is None:
             state.pop(MASK, None)
             return
+        if not isinstance(mask, Tensor):
+            raise AttsvmError(f"a mask must be a tensor of shape {tuple(param.shape)}, but got a {describe(mask)}.")
         if mask.shape != param.shape:
             raise AttsvmError(f"a mask must have its parameter's shape {tuple(param.shape)}, not {tuple(mask.shape)}.")
         if MASK not in state:
@@ -260,17 +267,30 @@ class MirrorOptimizer(Optimizer, ABC):
         too. :func:`~attsvm.optim.from_torch` does this for other groups, and translates lr. States of other optimizers,
         and of parameters of other shapes, are refused.
         """
+        check_saved(state_dict, "optimizer")
         loaded: StateDict = {}
         origins: list[dict[str, Any]] = []
         own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
 
         def fill(_: Optimizer, hooked: StateDict) -> StateDict:
+            check_saved(hooked, "optimizer", "state", "param_groups")
             groups, ours = hooked["param_groups"], type(self).__name__
             origins.extend(groups)
             options = [taken(saved, self._source, ours) for saved in groups]
-            if len(groups) == len(own):  # else torch refuses
-                groups = [{**mine, **saved} for mine, saved in zip(own, options)]
-                check_states(hooked["state"], groups, self.param_groups, self._source, ours)
+            saved, here = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+            if saved != here:
+                how = (
+                    "with attsvm.optim.from_torch"
+                    if any(map(is_foreign, groups))
+                    else "with the groups of the saved one"
+                )
+                raise AttsvmError(
+                    f"the saved groups have {saved} parameters, but those of this optimizer {here}: make it {how}."
+                )
+            groups = [{**mine, **saved} for mine, saved in zip(own, options)]
+            check_states(hooked["state"], groups, self.param_groups, self._source, ours)
+            for group, now in zip(groups, self.param_groups):
+                _check_kept(group, now["params"])
             loaded.update({**hooked, "param_groups": groups})
             return loaded
 
@@ -350,6 +370,11 @@ class MirrorOptimizer(Optimizer, ABC):
         if not torch.compiler.is_compiling():
             versions = self._versions.setdefault(p, {})
             versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+
+
+def _check_kept(group: Mapping[str, Any], params: Sequence[Tensor]) -> None:
+    if not group["keep_mirror"] and any(param.dtype != state_dtype(param) for param in params):
+        raise AttsvmError("keep_mirror=False needs float32 or float64 weights: of others θ holds the digits.")
 
 
 def _checked_mirror(weight: Tensor, p: float) -> Tensor:

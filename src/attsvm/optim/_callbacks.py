@@ -1,6 +1,8 @@
 """Gradual pruning inside trainers: Hugging Face and Lightning."""
 
 import math
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,12 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             self.pruning = GradualPruning(optimizer, sparsity, state.max_steps, **options)
+            if args.load_best_model_at_end:
+                warnings.warn(
+                    "load_best_model_at_end may restore a checkpoint from before the pruning has ended, with fewer "
+                    "zeros: leave it out.",
+                    stacklevel=2,
+                )
             if state.global_step > 0:
                 named = args.resume_from_checkpoint
                 saved = (Path(named) if isinstance(named, str) else _checkpoint(args, state)) / _FILE
@@ -45,8 +53,14 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
                         f"the training cannot be resumed with pruning: {saved} is missing. A checkpoint outside of "
                         "output_dir must be named in TrainingArguments(resume_from_checkpoint=…), too."
                     )
+                before = {w: local(w.detach()) != 0 for w in self.pruning.params}  # loaded masks set weights to 0
                 self.pruning.load_state_dict(torch.load(saved, weights_only=True, map_location="cpu"))
-                if any(local(w.detach())[~local(mask)].any() for w, mask in self.pruning.masks().items()):
+                if self.pruning.count != state.global_step:
+                    raise AttsvmError(
+                        "TrainingArguments(resume_from_checkpoint=…) must name the checkpoint that is resumed, of step "
+                        f"{state.global_step}, but {saved} is of step {self.pruning.count}."
+                    )
+                if any((before[w] & ~local(mask)).any() for w, mask in self.pruning.masks().items()):
                     raise AttsvmError(
                         f"{saved} has the masks of another training: name the checkpoint in "
                         "TrainingArguments(resume_from_checkpoint=…), too."
@@ -86,6 +100,10 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
         pruning: GradualPruning | None = None
         _saved: dict[str, Any] | None = None
         _seen = 0
+        _by_batch = False
+
+        def __reduce__(self) -> Any:  # for ddp_spawn: the class is local
+            return partial(lightning_pruning, sparsity, **options), (), {"_saved": self._saved}
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
@@ -95,13 +113,17 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
                 raise AttsvmError("pruning is planned over the whole training: set max_epochs or max_steps.")
             self.pruning = GradualPruning(trainer.optimizers[0], sparsity, int(total), **options)
             self._seen = trainer.global_step
+            # Unless max_steps ends it, a training with manual optimization is known in batches alone.
+            self._by_batch = not pl_module.automatic_optimization and total != trainer.max_steps
             if self._saved is not None:
                 self.pruning.load_state_dict(self._saved)
+                self._saved = None  # another fit starts anew
 
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step > self._seen:  # not while gradients are gathered
-                self._seen = trainer.global_step
-                assert self.pruning is not None
+        def on_train_batch_end(self, trainer: Any, *unused: Any) -> None:
+            assert self.pruning is not None
+            advanced = 1 if self._by_batch else trainer.global_step - self._seen  # 0 while gradients are gathered
+            self._seen = trainer.global_step
+            for _ in range(advanced):
                 self.pruning.step()
 
         def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,31 @@
 """What the options must be."""
 
 import math
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
+
+# What one of the mirror optimizers, or torch's AdamW, SGD or Muon has, and another has not.
+_OF_SOME = {"amsgrad", "betas", "dampening", "differentiable", "eps", "head_lr", "momentum", "moments_of", "muon"}
+_OF_SOME |= {"nesterov", "normalize", "ns_coefficients", "ns_steps", "adjust_lr_fn"}
+_TYPO = 0.88  # how close to an option a name is that means it: "beta" is, "weight_decay_end" and "max_momentum" are not
+
+
+def check_names(group: Mapping[str, Any], own: Iterable[str], optimizer: str) -> None:
+    """Refuse options that the optimizer would ignore; what schedulers and trainers note in a group may stay."""
+    own = set(own)
+    for name, value in group.items():
+        if name in own:
+            continue
+        if name in _OF_SOME and value not in (None, 0):
+            raise AttsvmError(f"{optimizer} has no option {name}, but a group has {name}={value!r}: leave it out.")
+        if close := get_close_matches(str(name).lower(), own, n=1, cutoff=_TYPO):
+            raise AttsvmError(f"{optimizer} has no option {name}, but a group has it; did you mean {close[0]}?")
 
 
 def check_lr(lr: float | Tensor) -> None:
@@ -18,6 +37,19 @@ def check_lr(lr: float | Tensor) -> None:
 def check_at_least_zero(name: str, value: float | Tensor) -> None:
     if not isinstance(value, Real | Tensor) or not 0 <= value < math.inf:
         raise AttsvmError(f"{name} must be a number, finite and at least 0, but got {value!r}.")
+
+
+def check_share(name: str, value: float) -> None:
+    if not isinstance(value, Real) or not 0 <= value < 1:
+        raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+
+
+def check_saved(state: Any, whose: str, *keys: str) -> None:
+    if not isinstance(state, Mapping):
+        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but got a {describe(state)}.")
+    missing = next((key for key in keys if key not in state), None)
+    if missing is not None:
+        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but it has no {missing!r}.")
 
 
 def check_p(p: float) -> None:

@@ -1,16 +1,19 @@
 """Gradual magnitude pruning while an optimizer trains."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
+from attsvm.optim._checks import check_saved, check_share
 from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
@@ -68,8 +71,8 @@ class GradualPruning:
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
             must still be there when :meth:`step` is called. Regrown weights start at 0 or, for p < 2, where 0 is
             sticky, at a tenth of the smallest weight that stays.
-        params: what to prune; vectors among them are left as they are. By default the matrices in the groups
-            "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
+        params: what to prune, named or not; vectors among them are left as they are. By default the matrices in the
+            groups "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
             :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention".
         heads: number of heads, for ``structure="head"``.
 
@@ -100,12 +103,16 @@ class GradualPruning:
         scope: str = "global",
         structure: str | None = None,
         regrow: float = 0.0,
-        params: Iterable[Tensor] | None = None,
+        params: nn.Module | Iterable[Tensor | tuple[str, Tensor]] | None = None,
         heads: int | None = None,
     ) -> None:
         _check(sparsity, total_steps, start, end, every, initial, scope, structure, regrow, heads)
         self._given = optimizer
         self.optimizer: Optimizer = getattr(optimizer, "optimizer", optimizer)  # trainers wrap them
+        if not hasattr(self.optimizer, "param_groups"):
+            raise AttsvmError(
+                f"optimizer must be the optimizer that trains the model, but got a {type(self.optimizer).__name__}."
+            )
         self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
         self.first, self.last = round(start * total_steps), round(end * total_steps)
         self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
@@ -117,6 +124,12 @@ class GradualPruning:
         named = _prunable(self.optimizer, params, structure)
         self.params = [param for _, param in named]
         self._units = _units(named, structure, heads)
+        parts = [[unit] for unit in self._units] if scope == "layer" else [self._units]
+        if sparsity > 0 and not any(_fits(part, sparsity) for part in parts):
+            warnings.warn(
+                f"sparsity = {sparsity:g} prunes nothing: it is less than one {structure or 'entry'} of the matrices.",
+                stacklevel=2,
+            )
         if regrow > 0 and any(is_sharded(param) for param in self.params):
             raise AttsvmError("regrow takes no sharded parameters: leave it out.")
         self._masks: dict[Tensor, Tensor] = {}
@@ -173,6 +186,7 @@ class GradualPruning:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
+        check_saved(state_dict, "GradualPruning", "count", "masks")
         if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
@@ -338,19 +352,29 @@ def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
     return own if mask is None else own.copy_(mask)
 
 
-def _prunable(optimizer: Optimizer, params: Iterable[Tensor] | None, structure: str | None) -> list[tuple[str, Tensor]]:
+def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
     """What to prune, with names."""
     ours = ("attention",) if structure == "head" else ("attention", "matrices", "heads")
-    wanted = None if params is None else {id(param) for param in params}
+    wanted: dict[int, str] | None = None
+    if params is not None:
+        listed = params.named_parameters() if isinstance(params, nn.Module) else params
+        pairs = (entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry) for entry in listed)
+        wanted = {id(param): name for name, param in pairs}
     found = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"{number}.{i}" for i in range(len(group["params"]))]
         for name, param in zip(names, group["params"]):
             if id(param) in wanted if wanted is not None else group.get("name") in ours:
-                found.append((name, param))
+                found.append(((wanted and wanted[id(param)]) or name, param))
     if wanted is not None and len(found) < len(wanted):
         raise AttsvmError("params has a tensor that is not in the optimizer: pass parameters that it trains.")
     found = [(name, param) for name, param in found if param.ndim >= 2 and param.numel()]
+    masked = next((name for name, _ in found if name.endswith("_orig")), None)
+    if masked is not None:
+        raise AttsvmError(
+            f"params must not be masked by torch.nn.utils.prune, but {masked} is: make that permanent first, with "
+            "torch.nn.utils.prune.remove."
+        )
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "
@@ -368,6 +392,12 @@ def _units(named: list[tuple[str, Tensor]], structure: str | None, heads: int | 
             raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {param.shape}.')
         made.append({None: _entries, "2:4": _two_of_four, "row": _rows}[structure](param))
     return made
+
+
+def _fits(units: Sequence[_Unit], share: float) -> bool:
+    """Whether the share is that of at least one of the units."""
+    entries = sum(param.numel() for unit in units for param in unit.params)
+    return min(unit.size for unit in units) <= round(share * entries)
 
 
 def _entries(param: Tensor) -> _Unit:
@@ -438,14 +468,15 @@ def _check(
     heads: int | None,
 ) -> None:
     for name, value in (("sparsity", sparsity), ("initial", initial), ("regrow", regrow)):
-        if not 0 <= value < 1:
-            raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+        check_share(name, value)
     if initial > sparsity:
         raise AttsvmError(f"initial must be at most sparsity, {sparsity}, but got {initial}.")
-    if not 0 <= start <= end <= 1:
-        raise AttsvmError(f"start and end must be shares of the training with start <= end, but got {start} and {end}.")
+    if not isinstance(start, Real) or not isinstance(end, Real) or not 0 <= start <= end <= 1:
+        raise AttsvmError(
+            f"start and end must be shares of the training with start <= end, but got {start!r} and {end!r}."
+        )
     for name, value in (("total_steps", total_steps), ("every", every)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if (value is not None or name != "every") and (not isinstance(value, int) or value < 1):
             raise AttsvmError(f"{name} must be a whole number above 0, but got {value!r}.")
     if scope not in SCOPES:
         raise AttsvmError(f"scope must be one of {SCOPES}, but got {scope!r}.")
