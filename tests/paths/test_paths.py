@@ -313,6 +313,7 @@ def test_one_token_has_nothing_to_learn():
         ("steps_per_radius must be", (), {"steps_per_radius": 0}),
         ("tol must be", (), {"tol": -1.0}),
         ("loss must be", (), {"loss": "hinge"}),
+        ("is it detached", (), {"loss": lambda f: (-f).detach()}),
     ],
 )
 def test_bad_input(data: TokenData, message: str, args: tuple, options: dict):

@@ -14,7 +14,7 @@ from attsvm.diagnostics import direction_error
 from attsvm.dynamics import block_names, block_shapes, geometries
 from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry, Lp
-from attsvm.objective import as_loss
+from attsvm.objective import as_loss, check_loss
 from attsvm.paths._branches import Cone, Solver, global_branch, local_branch
 from attsvm.progress import progress_bar
 from attsvm.svm import MaxMargin, att_svm, head_svm, solve
@@ -124,6 +124,8 @@ def regularization_path(
             f"geometry must be an ℓp norm, 1 < p < inf, unless (K, Q) is trained, but got {limit_geometry!r}."
         )
     data = data.to(dtype=torch.float64)
+    loss = as_loss(loss)
+    check_loss(loss, data.n, data.K, data.device)
     joint, local = "v" in names, tokens is not None
     bounds = {"W": _radii(radii)}
     if joint:
@@ -134,7 +136,7 @@ def regularization_path(
             raise AttsvmError("cone_epsilon belongs to a local path: give tokens, and train W or (K, Q).")
     solver = Solver(
         data=data,
-        loss=as_loss(loss),
+        loss=loss,
         ball=ball,
         shapes=block_shapes(data, names, m),
         tol=as_real("tol", tol, least=0),
