@@ -14,7 +14,7 @@ from two_processes import run_pair
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, param_groups
-from attsvm.optim._pruning import smallest
+from attsvm.optim._units import smallest
 
 STEPS = 40
 OPTIMIZERS = {

@@ -17,7 +17,7 @@ from attsvm.files import atomic_path, one_line
 from attsvm.optim._checks import check_share
 from attsvm.optim._groups import matrices_of
 from attsvm.optim._heads import Heads, heads_of, layer_of
-from attsvm.optim._pruning import smallest
+from attsvm.optim._units import smallest
 
 __all__ = ["SparsityReport", "SparsityRow", "export", "load_export", "prune", "sparsity_report"]
 

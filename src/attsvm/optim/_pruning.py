@@ -2,38 +2,27 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
 from attsvm.optim._checks import check_saved, check_share
-from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
 from attsvm.optim._shards import is_sharded, local
+from attsvm.optim._units import fits, root_mean_square, smallest, units_of
 
 __all__ = ["GradualPruning"]
 
 SCOPES = ("global", "relative", "layer")
 STRUCTURES = (None, "2:4", "row", "head")
 WOKEN = 0.1  # of the smallest weight that stays: regrown weights of its whole size disturb the others
-_MOST = 0x7F800000  # the bits of inf
-
-
-class _Unit(NamedTuple):
-    """What is pruned as one: the entries, rows or heads of one parameter, or of several with their heads in common."""
-
-    params: tuple[Tensor, ...]
-    scores: Callable[[], Tensor]  # one for each unit; inf for what may not be pruned yet
-    size: int  # entries of a unit
-    masks: Callable[[Tensor], Sequence[Tensor]]  # from which units stay to masks of the parameters
 
 
 class GradualPruning:
@@ -123,9 +112,9 @@ class GradualPruning:
             )
         named = _prunable(self.optimizer, params, structure)
         self.params = [param for _, param in named]
-        self._units = _units(named, structure, heads)
+        self._units = units_of(named, structure, heads)
         parts = [[unit] for unit in self._units] if scope == "layer" else [self._units]
-        if sparsity > 0 and not any(_fits(part, sparsity) for part in parts):
+        if sparsity > 0 and not any(fits(part, sparsity) for part in parts):
             warnings.warn(
                 f"sparsity = {sparsity:g} prunes nothing: it is less than one {structure or 'entry'} of the matrices.",
                 stacklevel=2,
@@ -241,7 +230,7 @@ class GradualPruning:
         for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
             scores = [unit.scores() for unit in units]
             if self.scope == "relative":
-                scores = [score / _size(unit.params, sharded) for unit, score in zip(units, scores)]
+                scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
             pruned = smallest(scores, [unit.size for unit in units], share, sharded)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
@@ -300,53 +289,6 @@ class GradualPruning:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
 
 
-def smallest(scores: Sequence[Tensor], sizes: Sequence[int], share: float, sharded: bool = False) -> list[Tensor]:
-    """Marks of the units with the smallest scores, which together have the share of all entries, rounded.
-
-    Scores are at least 0; nan counts as the largest. By bisection over the bits of the threshold, so that nothing is
-    sorted or gathered, and shards of one parameter need exchange no more than counts.
-    """
-    bits = [score.float().abs().contiguous().view(torch.int32) for score in scores]  # a nan may have a sign
-    total = _sum(sum(b.numel() * size for b, size in zip(bits, sizes)), bits[0].device, sharded)
-    wanted = round(share * total)
-
-    def entries(threshold: int) -> int:
-        found = sum(((b <= threshold).sum() * size for b, size in zip(bits, sizes)), torch.zeros((), dtype=torch.int64))
-        return _sum(int(found), bits[0].device, sharded)
-
-    low, high = -1, _MOST - 1  # entries(low) ≤ wanted; what scores inf is never marked
-    if entries(high) <= wanted:
-        return [b <= high for b in bits]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if entries(middle) <= wanted else (low, middle)
-    marks = [b <= low for b in bits]
-    left = wanted - entries(low)
-    if not sharded:  # of those that are as large as the first one kept, the first ones
-        for mark, b, size in zip(marks, bits, sizes):
-            ties = (b == high).flatten().nonzero().flatten()[: left // size]
-            mark.view(-1)[ties] = True
-            left -= len(ties) * size
-    return marks
-
-
-def _sum(value: int, device: torch.device, sharded: bool) -> int:
-    if not sharded:
-        return value
-    count = torch.tensor(value, device=device)
-    dist.all_reduce(count)
-    return int(count)
-
-
-def _size(params: Sequence[Tensor], sharded: bool) -> Tensor:
-    """The root mean square of all entries, zeros included."""
-    parts = [local(param).float() for param in params]
-    sums = torch.stack([torch.stack([part.square().sum(), part.new_tensor(part.numel())]) for part in parts]).sum(0)
-    if sharded:
-        dist.all_reduce(sums)
-    return (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-
-
 def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
     own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
     return own if mask is None else own.copy_(mask)
@@ -381,78 +323,6 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
             "optimizer's groups with attsvm.optim.param_groups(model), or pass params=[…]."
         )
     return found
-
-
-def _units(named: list[tuple[str, Tensor]], structure: str | None, heads: int | None) -> list[_Unit]:
-    if heads is not None and structure == "head":
-        return _heads(named, heads)
-    made = []
-    for name, param in named:
-        if structure == "2:4" and param.shape[-1] % 4:
-            raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {param.shape}.')
-        made.append({None: _entries, "2:4": _two_of_four, "row": _rows}[structure](param))
-    return made
-
-
-def _fits(units: Sequence[_Unit], share: float) -> bool:
-    """Whether the share is that of at least one of the units."""
-    entries = sum(param.numel() for unit in units for param in unit.params)
-    return min(unit.size for unit in units) <= round(share * entries)
-
-
-def _entries(param: Tensor) -> _Unit:
-    return _Unit((param,), lambda: local(param).abs(), 1, lambda stays: (stays,))
-
-
-def _two_of_four(param: Tensor) -> _Unit:
-    def scores() -> Tensor:
-        size = local(param).abs()
-        fours = size.unflatten(-1, (-1, 4))
-        place = fours.argsort(dim=-1, stable=True).argsort(dim=-1)
-        return torch.where(place < 2, fours, torch.inf).view(size.shape)
-
-    return _Unit((param,), scores, 1, lambda stays: (stays,))
-
-
-def _rows(param: Tensor) -> _Unit:
-    def masks(stays: Tensor) -> Sequence[Tensor]:
-        return (stays.view(-1, *[1] * (param.ndim - 1)).expand(local(param).shape),)
-
-    size = math.prod(param.shape[1:])
-    return _Unit((param,), lambda: local(param).float().flatten(1).square().mean(1).sqrt(), size, masks)
-
-
-def _heads(named: list[tuple[str, Tensor]], heads: int) -> list[_Unit]:
-    """Query, key and value matrices of one layer have their heads in common."""
-    layers: dict[str, list[Heads]] = {}
-    for name, param in named:
-        if is_sharded(param):
-            raise AttsvmError(f'structure="head" takes no sharded matrices, but {name} is one: leave it out of params.')
-        found = heads_of(name, param, heads)
-        if found is None:
-            raise AttsvmError(
-                f'structure="head" cannot tell {heads} heads of {name} ({"×".join(map(str, param.shape))}): '
-                "correct heads, or leave the matrix out of params."
-            )
-        layer = layers.setdefault(layer_of(name)[0], [])
-        if layer and layer[0].outputs != found.outputs:
-            raise AttsvmError(
-                f'structure="head" needs as many heads of keys and values as of queries, but {name} has '
-                f"{found.outputs} outputs and another matrix of its layer {layer[0].outputs}: leave the layer out."
-            )
-        layer.append(found)
-    return [_layer_of_heads(layer, heads) for layer in layers.values()]
-
-
-def _layer_of_heads(layer: list[Heads], heads: int) -> _Unit:
-    params = tuple(found.weight for found in layer)
-    size = sum(param.numel() for param in params) // heads
-
-    def scores() -> Tensor:
-        sums = [found.blocks().float().square().sum((0, 2)) for found in layer]
-        return (torch.stack(sums).sum(0) / size).sqrt()
-
-    return _Unit(params, scores, size, lambda stays: [found.spread(stays) for found in layer])
 
 
 def _check(
