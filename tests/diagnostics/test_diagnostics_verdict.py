@@ -169,6 +169,16 @@ def test_step_too_large(data: TokenData) -> None:
     assert verdict(run).reached.all()
 
 
+def test_normalised_steps_below_p_2_are_not_too_large_where_the_potential_is_flat() -> None:
+    """A smaller lr would only take longer."""
+    data = sphere(6, 8, 10, trials=4, seed=0)
+    early, late = (train(data, 1.1, steps=steps, lr=0.03, compile=False) for steps in (300, 2500))
+    v = verdict(early)
+    assert (v.step_convexity > 1).all()
+    assert {Signature(s).label for s in v.signature.tolist()} == {"too early"}
+    assert verdict(late).reached.all()
+
+
 def test_plain_steps_that_raise_the_loss_are_too_large() -> None:
     data = sphere(10, 8, 2, trials=30, seed=0)
     run = train(data, "l2", steps=100, lr=50.0, normalize=False, record=("loss", "norm", "W"), at=1, compile=False)

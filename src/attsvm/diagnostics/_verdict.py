@@ -94,13 +94,15 @@ def verdict(
     facts = Facts(run, solution, _optimal(run, solution), local, convexity)
     # Near a minimum normalised steps are always too long: there the cause is the norm that stands still.
     jumped = (convexity > 1).any(0) & (not run.normalized)
+    # For p < 2 they are so far out, too, where ψ is nearly flat, and yet they reach the limit.
+    long = (convexity[-1:] > 1).any(0) & (not run.normalized or getattr(geometry, "p", 2) >= 2)
     signature = diagnose(
         {
             Signature.NOT_FINITE: ~finite,
             Signature.INFEASIBLE: ~solution.solved,
             Signature.REACHED: reached,
             Signature.NORM_NOT_GROWING: norm_stands_still(run, solution.norm) & ~jumped,
-            Signature.STEP_TOO_LARGE: loss_rises(run) | (convexity[-1:] > 1).any(0) | jumped,
+            Signature.STEP_TOO_LARGE: loss_rises(run) | long | jumped,
             Signature.NOT_LOCALLY_OPTIMAL: ~local & ~composite,
             Signature.OSCILLATING: oscillates(steps, errors),
         }
