@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon
+from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon
 
 MAKERS = {
     "descent": lambda params, **options: MirrorDescent(params, **({"lr": 0.05, "momentum": 0.9} | options)),
@@ -42,6 +42,14 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> flo
         loss.backward()
         optimizer.step()
     return loss.item()
+
+
+def fit_pruned(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: GradualPruning, steps: range) -> None:
+    for step in steps:
+        model.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        pruning.step()
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:

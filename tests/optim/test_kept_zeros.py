@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_task import loss_of, network, same
+from small_task import fit_pruned, loss_of, network, same
 from torch import nn
 
 from attsvm.errors import AttsvmError
@@ -25,22 +25,14 @@ def start(make, steps: int = 20, **options: Any) -> tuple[nn.Sequential, torch.o
     return model, optimizer, GradualPruning(optimizer, 0.8, steps, **options)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: GradualPruning, steps: range) -> None:
-    for step in steps:
-        model.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-        pruning.step()
-
-
 @with_all
 def test_in_a_longer_run_nothing_comes_back(make) -> None:
     done, longer = start(make), start(make, steps=60)
-    train(*done, range(20))
+    fit_pruned(*done, range(20))
     for new, old in zip(longer, done):
         new.load_state_dict(old.state_dict())
     for step in range(20, 60):
-        train(*longer, range(step, step + 1))
+        fit_pruned(*longer, range(step, step + 1))
         assert longer[2].achieved() == pytest.approx(0.8, abs=1 / 160)
 
 
@@ -49,7 +41,7 @@ def test_masks_of_the_user_stay() -> None:
     kept = torch.rand_like(model[0].weight) < 0.4
     assert isinstance(optimizer, MirrorAdam)
     optimizer.set_mask(model[0].weight, kept)
-    train(model, optimizer, pruning, range(20))
+    fit_pruned(model, optimizer, pruning, range(20))
     assert not model[0].weight[~kept].any()
     assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
 
@@ -58,15 +50,15 @@ def test_masks_of_the_user_stay() -> None:
 def test_masks_come_back_where_the_state_of_the_optimizer_brings_none(make) -> None:
     """torch.distributed.checkpoint loads only what a fresh optimizer has."""
     stopped, whole = start(make), start(make)
-    train(*whole, range(20))
-    train(*stopped, range(14))
+    fit_pruned(*whole, range(20))
+    fit_pruned(*stopped, range(14))
     state = stopped[1].state_dict()
     state["state"] = {k: {name: v for name, v in s.items() if name != "mask"} for k, s in state["state"].items()}
     resumed = start(make)
     resumed[0].load_state_dict(stopped[0].state_dict())
     resumed[1].load_state_dict(state)
     resumed[2].load_state_dict(stopped[2].state_dict())
-    train(*resumed, range(14, 20))
+    fit_pruned(*resumed, range(14, 20))
     assert resumed[2].achieved() == pytest.approx(0.8, abs=1 / 160)
     assert same(resumed[0], whole[0])
 
@@ -95,7 +87,7 @@ def test_short_runs_are_pruned_gradually_and_may_regrow(steps: int) -> None:
     shares = set()
     for step in range(steps):
         for run in (plain, exchanging):
-            train(*run, range(step, step + 1))
+            fit_pruned(*run, range(step, step + 1))
         shares.add(plain[2].achieved())
     assert len(shares) >= 9
     assert not torch.equal(plain[0][0].weight == 0, exchanging[0][0].weight == 0)
@@ -112,7 +104,7 @@ def test_an_idle_matrix_is_no_error_of_an_exchange() -> None:
     model, idle = network(), nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(param_groups(nn.ModuleList([model, idle])), lr=1e-2)
     pruning = GradualPruning(optimizer, 0.8, 20, regrow=0.3)
-    train(model, optimizer, pruning, range(20))
+    fit_pruned(model, optimizer, pruning, range(20))
     assert idle.weight.grad is None
     assert pruning.achieved() == pytest.approx(0.8, abs=1 / 200)
 

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
-from small_task import batch, loss_of, network, same
+from small_task import batch, fit_pruned, network, same
 from torch import nn
 from two_processes import run_pair
 
@@ -35,14 +35,6 @@ def start(make, **options) -> tuple[nn.Sequential, torch.optim.Optimizer, Gradua
     return model, optimizer, GradualPruning(optimizer, **settings)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: GradualPruning, steps: range) -> None:
-    for step in steps:
-        model.zero_grad()
-        loss_of(model, step).backward()
-        optimizer.step()
-        pruning.step()
-
-
 def zeros(model: nn.Sequential) -> float:
     weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])
     return (weights == 0).double().mean().item()
@@ -53,7 +45,7 @@ def zeros(model: nn.Sequential) -> float:
 def test_zeros_follow_the_schedule_and_are_exact_in_every_state(make, scope):
     model, optimizer, pruning = start(make, scope=scope)
     for step in range(STEPS):
-        train(model, optimizer, pruning, range(step, step + 1))
+        fit_pruned(model, optimizer, pruning, range(step, step + 1))
         last = max((k for k in range(8, min(step + 1, 30) + 1) if (k - 8) % 3 == 0 or k == 30), default=0)
         t = (last - 8) / 22
         expected = 0.8 * (1 - (1 - t) ** 3) if last else 0.0
@@ -86,14 +78,14 @@ def test_the_relative_scope_does_not_see_the_scale_of_a_matrix():
 @pytest.mark.parametrize("at", [5, 20])
 def test_a_stopped_training_goes_on_bit_for_bit(make, at, regrow, tmp_path):
     model, optimizer, pruning = start(make, regrow=regrow)
-    train(model, optimizer, pruning, range(at))
+    fit_pruned(model, optimizer, pruning, range(at))
     torch.save([x.state_dict() for x in (model, optimizer, pruning)], tmp_path / "saved")
-    train(model, optimizer, pruning, range(at, STEPS))
+    fit_pruned(model, optimizer, pruning, range(at, STEPS))
 
     parts = start(make, regrow=regrow)
     for part, state in zip(parts, torch.load(tmp_path / "saved", weights_only=True)):
         part.load_state_dict(state)
-    train(*parts, range(at, STEPS))
+    fit_pruned(*parts, range(at, STEPS))
     assert same(model, parts[0])
     assert all(torch.equal(a, b) for a, b in zip(pruning.masks().values(), parts[2].masks().values(), strict=True))
 
@@ -103,9 +95,9 @@ def test_a_stopped_training_goes_on_bit_for_bit(make, at, regrow, tmp_path):
 def test_the_initial_share_is_not_pruned_again_in_a_resumed_training(make, options, tmp_path):
     """Trainers load the optimizer's state before they make the pruning."""
     model, optimizer, pruning = start(make, start=0.0, **options)
-    train(model, optimizer, pruning, range(15))
+    fit_pruned(model, optimizer, pruning, range(15))
     torch.save([x.state_dict() for x in (model, optimizer, pruning)], tmp_path / "saved")
-    train(model, optimizer, pruning, range(15, STEPS))
+    fit_pruned(model, optimizer, pruning, range(15, STEPS))
 
     weights, state, count = torch.load(tmp_path / "saved", weights_only=True)
     resumed = network()
@@ -114,7 +106,7 @@ def test_the_initial_share_is_not_pruned_again_in_a_resumed_training(make, optio
     loaded.load_state_dict(state)
     again = GradualPruning(loaded, 0.8, STEPS, every=3, start=0.0, **options)
     again.load_state_dict(count)
-    train(resumed, loaded, again, range(15, STEPS))
+    fit_pruned(resumed, loaded, again, range(15, STEPS))
     assert same(model, resumed)
     assert zeros(resumed) == pytest.approx(0.8, abs=1.5 / 160)
 
@@ -122,14 +114,14 @@ def test_the_initial_share_is_not_pruned_again_in_a_resumed_training(make, optio
 @with_all
 def test_two_of_four_neighbours_are_zero(make):
     model, optimizer, pruning = start(make, sparsity=0.5, structure="2:4")
-    train(model, optimizer, pruning, range(STEPS))
+    fit_pruned(model, optimizer, pruning, range(STEPS))
     for layer in (model[0], model[2]):
         assert ((layer.weight.unflatten(1, (-1, 4)) == 0).sum(-1) == 2).all()
 
 
 def test_rows_go_as_a_whole():
     model, optimizer, pruning = start(OPTIMIZERS["MirrorAdam"], sparsity=0.5, structure="row", scope="layer")
-    train(model, optimizer, pruning, range(STEPS))
+    fit_pruned(model, optimizer, pruning, range(STEPS))
     for layer, count in ((model[0], 8), (model[2], 1)):
         gone = (layer.weight == 0).all(1)
         assert gone.sum() == count
@@ -202,7 +194,7 @@ def test_rigl_exchanges_weights_at_a_constant_share(name):
     model, optimizer, pruning = start(OPTIMIZERS[name], initial=0.8, start=0.0, regrow=0.5)
     assert zeros(model) == pytest.approx(0.8, abs=1 / 160)
     before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
-    train(model, optimizer, pruning, range(STEPS))
+    fit_pruned(model, optimizer, pruning, range(STEPS))
     changed = sum(int((mask & ~before[id(w)]).sum()) for w, mask in pruning.masks().items())
     kept = sum(int(mask.sum()) for mask in pruning.masks().values())
     assert kept == pytest.approx(0.2 * 160, abs=1)
@@ -217,7 +209,7 @@ def test_at_p_2_an_exchange_is_that_of_adamw():
         model = network(torch.float64)
         optimizer = kind([{**group, "p": 2.0} for group in param_groups(model, 2.0)], lr=1e-2)
         pruning = GradualPruning(optimizer, 0.8, STEPS, every=3, **options)
-        train(model, optimizer, pruning, range(STEPS))
+        fit_pruned(model, optimizer, pruning, range(STEPS))
         found.append([w.detach() for w in model.parameters()])
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
@@ -227,7 +219,7 @@ def test_by_layer_every_matrix_keeps_its_share_in_an_exchange():
     options = {"initial": 0.8, "start": 0.0, "regrow": 0.5, "scope": "layer"}
     model, optimizer, pruning = start(OPTIMIZERS["AdamW"], **options)
     before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
-    train(model, optimizer, pruning, range(STEPS))
+    fit_pruned(model, optimizer, pruning, range(STEPS))
     for w, mask in pruning.masks().items():
         assert int(mask.sum()) == pytest.approx(0.2 * mask.numel(), abs=1)
         assert (mask & ~before[id(w)]).any()
@@ -235,9 +227,9 @@ def test_by_layer_every_matrix_keeps_its_share_in_an_exchange():
 
 def test_grown_weights_have_the_largest_gradients():
     model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.8, start=0.0, end=1.0, regrow=0.2, every=5)
-    train(model, optimizer, pruning, range(4))
+    fit_pruned(model, optimizer, pruning, range(4))
     before = {id(w): mask.clone() for w, mask in pruning.masks().items()}
-    train(model, optimizer, pruning, range(4, 5))
+    fit_pruned(model, optimizer, pruning, range(4, 5))
     free = torch.cat([w.grad.abs()[~before[id(w)]] for w in pruning.params])
     grown = torch.cat([mask[~before[id(w)]] for w, mask in pruning.masks().items()])
     assert grown.any()
@@ -298,7 +290,7 @@ def test_it_is_not_copied_but_its_state_is():
 @pytest.mark.parametrize(("saved", "loads"), [("MirrorAdam", "AdamW"), ("AdamW", "MirrorAdam")])
 def test_masks_of_another_optimizer_are_refused(saved, loads):
     parts = start(OPTIMIZERS[saved], start=0.0, initial=0.5)
-    train(*parts, range(3))
+    fit_pruned(*parts, range(3))
     *_, other = start(OPTIMIZERS[loads])
     with pytest.raises(AttsvmError, match="begin with the same optimizer"):
         other.load_state_dict(parts[2].state_dict())
@@ -455,7 +447,7 @@ def _sharded(rank: int) -> None:
                     fully_shard(model, mesh=mesh)
                 optimizer = OPTIMIZERS[name](param_groups(model, 1.5))
                 settings = {"sparsity": 0.8, "total_steps": STEPS, "every": 3, **options}
-                train(model, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
+                fit_pruned(model, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
                 weights = [layer.weight.detach() for layer in (model[0], model[2])]
                 results.append([w.full_tensor() if sharded else w for w in weights])
             for whole, parts in zip(*results):
@@ -472,7 +464,7 @@ def test_pruning_begins_at_the_first_step_with_the_initial_share():
     model, optimizer, pruning = start(OPTIMIZERS["AdamW"], initial=0.25, start=0.3, end=0.9, every=7, sparsity=0.75)
     total = sum(param.numel() for param in pruning.params)
     for step in range(1, STEPS + 1):
-        train(model, optimizer, pruning, range(step - 1, step))
+        fit_pruned(model, optimizer, pruning, range(step - 1, step))
         number = sum(int((param == 0).sum()) for param in pruning.params)
         due = [k for k in range(pruning.first, step + 1) if (k - pruning.first) % 7 == 0 or k == pruning.last]
         due = [k for k in due if k <= pruning.last]

@@ -228,7 +228,7 @@ class MirrorOptimizer(Optimizer, ABC):
             state.pop(MASK, None)
             return
         if not isinstance(mask, Tensor):
-            raise AttsvmError(f"a mask must be a tensor of shape {tuple(param.shape)}, but got a {describe(mask)}.")
+            raise AttsvmError(f"a mask must be a tensor of shape {tuple(param.shape)}, but got {describe(mask)}.")
         if mask.shape != param.shape:
             raise AttsvmError(f"a mask must have its parameter's shape {tuple(param.shape)}, not {tuple(mask.shape)}.")
         if MASK not in state:

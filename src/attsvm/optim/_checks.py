@@ -46,7 +46,7 @@ def check_share(name: str, value: float) -> None:
 
 def check_saved(state: Any, whose: str, *keys: str) -> None:
     if not isinstance(state, Mapping):
-        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but got a {describe(state)}.")
+        raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but got {describe(state)}.")
     missing = next((key for key in keys if key not in state), None)
     if missing is not None:
         raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but it has no {missing!r}.")
