@@ -10,7 +10,7 @@ from small_task import batch, fit, make_all, needs_cuda, network
 from torch import nn
 
 from attsvm import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, _fused, mirror_adam, mirror_descent
+from attsvm.optim import MirrorAdam, MirrorDescent, _fused, _tables, mirror_adam, mirror_descent
 from attsvm.optim._fused import launches
 from attsvm.optim._mirror_map import L1, Step, inverse_exponent, signed_power
 from attsvm.optim._tables import table_of
@@ -173,6 +173,30 @@ def test_tables_say_where_tensors_and_their_blocks_are(sizes):
     blocks = [[i, place] for i, size in enumerate(sizes) for place in range(-(-size // block))]
     assert table.blocks.tolist() == blocks
     assert table.first.tolist() == [[i for i, _ in blocks].index(k) for k in range(len(sizes))] + [len(blocks)]
+
+
+@pytest.mark.parametrize(("split", "aligned"), [(0, 3), (64, 3), (65, 0)])
+def test_tables_put_aligned_tensors_first(split, aligned, monkeypatch):
+    monkeypatch.setattr(_tables, "SPLIT", split)
+    _tables._table.cache_clear()
+    weights = [torch.empty(33), torch.empty(49)[1:], torch.empty(48), torch.empty(16)]
+    rows = [(w, torch.empty_like(w), torch.empty(5)[1]) for w in weights]  # a number may lie anywhere
+    table = table_of(rows, weights[0], 32, capturable=False, aligned_first=True)
+    assert table is not None
+    order = [2, 3, 0, 1] if aligned else range(4)
+    assert table.aligned == aligned
+    assert table.rows[:, 0].tolist() == [weights[i].data_ptr() for i in order]
+    assert table.rows[:, -1].tolist() == [weights[i].numel() for i in order]
+    table = table_of(rows[2:], weights[2], 32, capturable=False, aligned_first=True)
+    assert table is not None
+    assert table.aligned == len(table.blocks) == 3
+
+
+def test_blocks_are_kept_where_addresses_change():
+    first, second = (table_of([(torch.empty(70),)], torch.empty(1), 16, capturable=False) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.blocks is second.blocks
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def test_in_a_process_of_its_own():
     assert ended.returncode == 0, ended.stdout[-5000:]
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["a table", "its own launch"])
+def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take tensors on a CPU. The interpreter has no libdevice."""
     import triton.language as tl
 
@@ -38,7 +38,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         fast_dividef=lambda a, b: a / b,
     )
     monkeypatch.setattr(_triton, "libdevice", known)
-    monkeypatch.setattr(_triton, "table_of", lambda *_: None)  # addresses are for devices
+    if request.param == "its own launch":
+        monkeypatch.setattr(_triton, "table_of", lambda *_: None)
 
     def given(kernel):
         # what the step on a CPU has besides: rests and signatures

@@ -20,6 +20,7 @@ from triton.language.extra import libdevice
 from attsvm.optim._tables import table_of
 
 LARGE = 1 << 20  # a tensor of so many entries gets its own launch
+ALIGN = True  # whether a table's loads may be told that they are aligned
 BLOCK = 512
 WARPS = 4
 SUM_BLOCK = 4096
@@ -159,9 +160,25 @@ def _mirror_step(
 
 
 @triton.jit
+def _address(row, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(row).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _size(row, ALIGNED: tl.constexpr):
+    numel = tl.load(row)
+    if ALIGNED:
+        numel = tl.multiple_of(numel, 16)
+    return numel
+
+
+@triton.jit
 def _descend_kernel(
     weight, grad, theta, keeps, buffer, norm, numel, blocks, lr, pull, exponent, l1, momentum,
-    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
+    TABLE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
     MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
     MAXIMIZE: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,13 +186,13 @@ def _descend_kernel(
     if TABLE:
         row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 7
         at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
-        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
-        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
-        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-        keeps = tl.load(row + 3).to(tl.pointer_type(tl.uint8))
-        buffer = tl.load(row + 4).to(tl.pointer_type(tl.float32))
-        norm = tl.load(row + 5).to(tl.pointer_type(tl.float32))
-        numel = tl.load(row + 6)
+        weight = _address(row, WEIGHT, ALIGNED)
+        grad = _address(row + 1, GRAD, ALIGNED)
+        theta = _address(row + 2, tl.float32, ALIGNED)
+        keeps = _address(row + 3, tl.uint8, ALIGNED)
+        buffer = _address(row + 4, tl.float32, ALIGNED)
+        norm = _address(row + 5, tl.float32, False)
+        numel = _size(row + 6, ALIGNED)
     else:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if TENSOR_LR:
@@ -206,21 +223,21 @@ def _descend_kernel(
 def _adam_kernel(
     weight, grad, theta, keeps, avg, avg_sq, step, numel, blocks, lr, pull, exponent, l1,
     weight1, beta2, weight2, log_beta1, log_beta2, eps,
-    TABLE: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
+    TABLE: tl.constexpr, ALIGNED: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr, TENSOR_LR: tl.constexpr,
     MIRROR: tl.constexpr, KEEP: tl.constexpr, MASK: tl.constexpr, L1: tl.constexpr, N: tl.constexpr,
     MAXIMIZE: tl.constexpr, CHAIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if TABLE:
         row = weight + tl.load(blocks + 2 * tl.program_id(0)) * 8
         at = tl.load(blocks + 2 * tl.program_id(0) + 1) * BLOCK + tl.arange(0, BLOCK)
-        weight = tl.load(row).to(tl.pointer_type(WEIGHT))
-        grad = tl.load(row + 1).to(tl.pointer_type(GRAD))
-        theta = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-        keeps = tl.load(row + 3).to(tl.pointer_type(tl.uint8))
-        avg = tl.load(row + 4).to(tl.pointer_type(tl.float32))
-        avg_sq = tl.load(row + 5).to(tl.pointer_type(tl.float32))
-        step = tl.load(row + 6).to(tl.pointer_type(tl.float32))
-        numel = tl.load(row + 7)
+        weight = _address(row, WEIGHT, ALIGNED)
+        grad = _address(row + 1, GRAD, ALIGNED)
+        theta = _address(row + 2, tl.float32, ALIGNED)
+        keeps = _address(row + 3, tl.uint8, ALIGNED)
+        avg = _address(row + 4, tl.float32, ALIGNED)
+        avg_sq = _address(row + 5, tl.float32, ALIGNED)
+        step = _address(row + 6, tl.float32, False)
+        numel = _size(row + 7, ALIGNED)
     else:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if TENSOR_LR:
@@ -278,13 +295,16 @@ def _launch(
     flags |= {"WEIGHT": _DTYPES[weight.dtype], "GRAD": _DTYPES[grad.dtype]}
     with torch.cuda.device(weight.device) if weight.is_cuda else torch.no_grad():
         small = [row for row in rows if row[0].numel() < LARGE]
-        table = table_of(small, small[0][0], BLOCK, capturable) if small else None
+        table = table_of(small, small[0][0], BLOCK, capturable, ALIGN) if small else None
         for row in rows if table is None else (row for row in rows if row[0].numel() >= LARGE):
             numel = row[0].numel()
-            kernel[(triton.cdiv(numel, BLOCK),)](*row, numel, weight, *scalars, TABLE=False, **flags)
+            kernel[(triton.cdiv(numel, BLOCK),)](*row, numel, weight, *scalars, TABLE=False, ALIGNED=False, **flags)
         if table is not None:
             addresses = [table.rows] * len(rows[0])
-            kernel[(len(table.blocks),)](*addresses, 0, table.blocks, *scalars, TABLE=True, **flags)
+            parts = table.blocks[: table.aligned], table.blocks[table.aligned :]
+            for aligned, blocks in zip((True, False), parts):
+                if len(blocks):
+                    kernel[(len(blocks),)](*addresses, 0, blocks, *scalars, TABLE=True, ALIGNED=aligned, **flags)
     # As every in-place change: autograd then refuses to use a value that it saved before.
     torch.autograd.graph.increment_version([row[0] for row in rows])
 
