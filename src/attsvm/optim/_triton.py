@@ -1,7 +1,7 @@
-"""The fused CUDA update: one pass over memory, one launch for all small tensors.
+"""The fused CUDA update: one pass over memory, one launch for all tensors.
 
-The arithmetic is written once, in `_mirror_step`, for a block of entries. A kernel serves one large tensor, or, with
-TABLE, a table of addresses: many small tensors in one launch.
+The arithmetic is written once, in `_mirror_step`, for a block of entries. With TABLE a kernel serves a table of
+addresses, many tensors in one launch, with ALIGNED by 16 bytes; else one tensor.
 """
 
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -19,8 +19,6 @@ from triton.language.extra import libdevice
 
 from attsvm.optim._tables import table_of
 
-LARGE = 1 << 20  # a tensor of so many entries gets its own launch
-ALIGN = True  # whether a table's loads may be told that they are aligned
 BLOCK = 512
 WARPS = 4
 SUM_BLOCK = 4096
@@ -294,12 +292,12 @@ def _launch(
     flags |= {"TENSOR_LR": isinstance(scalars[0], Tensor), "BLOCK": BLOCK, "num_warps": WARPS}
     flags |= {"WEIGHT": _DTYPES[weight.dtype], "GRAD": _DTYPES[grad.dtype]}
     with torch.cuda.device(weight.device) if weight.is_cuda else torch.no_grad():
-        small = [row for row in rows if row[0].numel() < LARGE]
-        table = table_of(small, small[0][0], BLOCK, capturable, ALIGN) if small else None
-        for row in rows if table is None else (row for row in rows if row[0].numel() >= LARGE):
-            numel = row[0].numel()
-            kernel[(triton.cdiv(numel, BLOCK),)](*row, numel, weight, *scalars, TABLE=False, ALIGNED=False, **flags)
-        if table is not None:
+        table = table_of(rows, weight, BLOCK, capturable, True)
+        if table is None:
+            for row in rows:
+                grid = (triton.cdiv(row[0].numel(), BLOCK),)
+                kernel[grid](*row, row[0].numel(), weight, *scalars, TABLE=False, ALIGNED=False, **flags)
+        else:
             addresses = [table.rows] * len(rows[0])
             parts = table.blocks[: table.aligned], table.blocks[table.aligned :]
             for aligned, blocks in zip((True, False), parts):
