@@ -93,12 +93,28 @@ def test_longer_runs_are_not_mixed_with_the_others(tmp_path) -> None:
 def test_the_figure_shows_how_far_below_adamw_a_method_is(tmp_path) -> None:
     base = [4.4, 4.5, 4.7]
     losses = {("adamw", 0.95): base, ("mirror", 0.95): [4.3, 4.42, 4.58], ("muon", 0.95): [4.0]}  # a second seed lacks
-    ax = EXPERIMENT.figure(rows_of(kept(tmp_path, losses))).axes[-1]
+    ax = EXPERIMENT.figure(rows_of(kept(tmp_path, losses))).axes[-2]
     (shown,) = ax.containers
     (place,) = shown.lines[0].get_xdata()
     assert place == pytest.approx(0.1)
     names = {text.get_position()[1]: text.get_text() for text in ax.texts}
     assert names[round(shown.lines[0].get_ydata()[0])] == "MirrorAdam p = 1.1"
+
+
+def test_the_figure_shows_every_taught_seed_above_dense_adamw() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks/results/sparse"
+    rows = rows_of(str(folder))
+    ax = EXPERIMENT.figure(rows).axes[-1]
+    longer = [taught for taught in TAUGHT if taught.epochs == 8]
+    names = [taught.name.removesuffix(", twice the steps") for taught in longer]
+    assert [text.get_text() for text in ax.texts] == names
+    dense = rows.where(setting=SETTING, method="AdamW", sparsity=0.0)["test"]
+    for taught, line in zip(longer, ax.lines):
+        over = rows.where(setting=SETTING, method=taught.cell, sparsity=0.95)["test"] - dense
+        assert np.isfinite(over).all()
+        np.testing.assert_allclose(line.get_xdata(), over)
+    one, other = (rows.where(method=taught.cell, sparsity=0.95)["lr"] for taught in longer if taught.lr)
+    assert np.nanmax(other) < np.nanmin(one)  # two rates are not mixed
 
 
 def test_the_tuned_rate_is_the_best_by_validation(tmp_path) -> None:
@@ -128,8 +144,9 @@ def test_the_rows_of_the_repository_are_read_and_their_zeros_are_exact() -> None
     assert [check for check in EXPERIMENT.checks(rows) if check.passed and "exact zeros" in check.name]
     assert json.dumps([row["options"] for row in kept_rows(str(folder))])
     for taught in TAUGHT:
-        found = rows.where(setting=taught.setting, method=taught.method)["test"]
+        found = rows.where(setting=taught.setting, method=taught.cell)["test"]
         own = [row for row in kept_rows(str(folder)) if method_of(row) == taught.method and row["seed"]]
+        own = [row for row in own if taught.lr in (None, row["lr"])]
         assert sorted(found[np.isfinite(found)]) == sorted(row["test"] for row in own)
         assert {row["epochs"] for row in own} == {taught.epochs}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Axes, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse_rows import (
     ADVISED,
@@ -50,51 +50,88 @@ class Taught(NamedTuple):
     name: str
     method: str
     epochs: float = 4.0
+    lr: float | None = None
+    """Where it was run at two rates."""
+
+    @property
+    def cell(self) -> str:
+        return self.method + (f", lr = {self.lr:g}" if self.lr else "")
 
 
+TWICE = ", twice the steps"
 MOSTLY, LONGER = "distil = 0.8, scope = relative", "teacher_epochs = 4, teacher_lr = 0.006"
+MIRROR_MUON_TAUGHT = f"{MIRROR_MUON}, distil = 0.8, head_lr = 0.0045, scope = relative, {LONGER}"
 TAUGHT = (
     Taught(OWN, "AdamW", f"AdamW, {MOSTLY}, teacher_lr = 0.006"),
     Taught(OWN, "Muon", "Muon, distil = 0.8, teacher_lr = 0.006"),
     Taught(OWN, POWERPROP, f"{POWERPROP}, {MOSTLY}, teacher_lr = 0.006"),
-    Taught(OWN, "AdamW, twice the steps", f"AdamW, distil = 0.8, {LONGER}", 8.0),
-    Taught(OWN, f"{POWERPROP}, twice the steps", f"{POWERPROP}, {MOSTLY}, {LONGER}", 8.0),
+    Taught(OWN, f"AdamW, one threshold{TWICE}", f"AdamW, distil = 0.8, {LONGER}", 8.0),
+    Taught(OWN, f"AdamW{TWICE}", f"AdamW, {MOSTLY}, {LONGER}", 8.0),
+    Taught(OWN, f"Muon{TWICE}", f"Muon, distil = 0.8, {LONGER}", 8.0),
+    Taught(OWN, f"{MIRROR_MUON}{TWICE}", MIRROR_MUON_TAUGHT, 8.0),
+    Taught(OWN, f"{POWERPROP}{TWICE}", f"{POWERPROP}, {MOSTLY}, {LONGER}", 8.0, 0.0045),
+    Taught(OWN, f"{POWERPROP} at 3e-3{TWICE}", f"{POWERPROP}, {MOSTLY}, {LONGER}", 8.0, 0.003),
     Taught(TIED, "AdamW", "AdamW, distil = 0.5, teacher_lr = 0.0035"),
     Taught(TIED, "Muon", "Muon, distil = 0.5, teacher_lr = 0.0035"),
 )
 RELATIVE = tuple(f"{method}, scope = relative" for method in ("AdamW", "Muon", "MirrorAdam p = 1.1", POWERPROP))
-"""Pruned by a threshold in units of each matrix."""
-EPOCHS = {taught.method: taught.epochs for taught in TAUGHT}
+"""Pruned by a threshold in units of each matrix, as MirrorMuon always is here."""
+BY_CELL = {taught.cell: taught for taught in TAUGHT}
 AIMS = {0.9: 0.0, 0.95: 0.05}
 """So much above dense AdamW's the loss may be, by share of zeros."""
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     method = params["method"]
-    wanted = SETTINGS[params["setting"]] | {"corpus": "imdb", "clip": 1.0, "epochs": EPOCHS.get(method, 4.0)}
+    wanted = SETTINGS[params["setting"]] | {"corpus": "imdb", "clip": 1.0, "epochs": 4.0}
     if method in PENALTIES:
         return by_penalty(params, wanted, trials, data)
-    note = "front" if method in EPOCHS else "relative" if method in RELATIVE else "main"
-    return read(params, wanted, trials, data, (note,))
+    if method in BY_CELL:
+        taught = BY_CELL[method]
+        wanted |= {"epochs": taught.epochs} | ({"lr": taught.lr} if taught.lr else {})
+        return read(params | {"method": taught.method}, wanted, trials, data, ("front",))
+    return read(params, wanted, trials, data, ("relative" if method in RELATIVE else "main",))
+
+
+def _taught(setting: str) -> list[str]:
+    return [taught.cell for taught in TAUGHT if taught.setting == setting and taught.epochs == 4]
+
+
+def _above(ax: Axes, rows: Rows, share: float) -> None:
+    """How far the seeds with twice the steps are above dense AdamW: one dot each."""
+    longer = [taught for taught in TAUGHT if taught.epochs == 8]
+    dense = rows.where(method="AdamW", sparsity=0.0)["test"]
+    for y, taught in enumerate(longer):
+        over = rows.where(method=taught.cell, sparsity=share)["test"] - dense
+        ax.plot(over, np.full(len(over), y), SERIES[1].marker, color=SERIES[1].colour, ms=5, alpha=0.6)
+        ax.text(0.01, y, taught.name.removesuffix(TWICE), transform=ax.get_yaxis_transform(), fontsize=8, va="center")
+    left, right = ax.get_xlim()
+    ax.set(xlim=(left - 0.8 * (right - left), right), ylim=(len(longer) - 0.5, -0.5), yticks=[])
+    ax.axvline(0, color="0.6", lw=0.8)
+    ax.axvline(AIMS[share], color="0.3", ls="--", lw=0.8)
+    ax.set(title=f"{OWN}: {share:.0%} zeros, a teacher{TWICE}")
+    ax.set_xlabel(f"test loss above dense AdamW's, every seed; dashed: {AIMS[share]:g}")
 
 
 @styled
 def figure(rows: Rows) -> Figure:
     if not np.isfinite(rows["test"]).any():
         return nothing_yet("no run is there yet")
-    figure, axes = new_figure(5, 2, (10, 20))
+    figure, axes = new_figure(6, 2, (10, 24))
     flat = [ax for line in axes for ax in line]
     panels = {
         OWN: (*ADVISED, *OURS[:1]),
         f"{OWN}: other methods": ("AdamW", *OURS, *OTHERS),
         f"{OWN}: zeros by a penalty": ("AdamW", *PENALTIES),
-        f"{OWN}: with a teacher": ("AdamW", *(taught.method for taught in TAUGHT if taught.setting == OWN)),
+        f"{OWN}: with a teacher": ("AdamW", *_taught(OWN)),
         TIED: EVERYWHERE,
-        f"{TIED}: with a teacher": ("AdamW", *(taught.method for taught in TAUGHT if taught.setting == TIED)),
+        f"{TIED}: with a teacher": ("AdamW", *_taught(TIED)),
     }
     panels[OWN_GPT2] = EVERYWHERE
-    panels |= {f"{setting}: a threshold for each matrix": ("AdamW", *RELATIVE) for setting in (OWN_GPT2, OWN)}
-    names = {taught.method: f"{taught.name}, taught" for taught in TAUGHT}
+    panels |= {
+        f"{setting}: a threshold for each matrix": ("AdamW", *RELATIVE, MIRROR_MUON) for setting in (OWN_GPT2, OWN)
+    }
+    names = {taught.cell: f"{taught.name}, taught" for taught in TAUGHT}
     names |= {method: method.replace("scope = ", "") for method in RELATIVE}
     for ax, (title, methods) in zip(flat, panels.items()):
         own = rows.where(setting=title.partition(":")[0])
@@ -102,7 +139,9 @@ def figure(rows: Rows) -> Figure:
         dense_line(ax, own)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
-    below(flat[-1], rows.where(setting=OWN), METHODS[1:], OWN)
+    below(flat[-3], rows.where(setting=OWN), METHODS[1:], OWN)
+    _above(flat[-2], rows.where(setting=OWN), 0.95)
+    flat.pop().remove()
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
     return finish(figure, flat)
 
@@ -111,15 +150,16 @@ def checks(rows: Rows) -> list[Check]:
     methods = (*OURS, POWERPROP, MIRROR_MUON)
     made = [check for setting in SETTINGS for check in leads(rows, setting, methods, BARS, setting=setting)]
     for setting in (OWN, OWN_GPT2):
-        made += leads(rows, setting, RELATIVE[1:], BARS, RELATIVE[0], setting=setting)
-    for setting, name, method, _ in TAUGHT:
-        own = rows.where(setting=setting)
+        made += leads(rows, setting, (*RELATIVE[1:], MIRROR_MUON), BARS, RELATIVE[0], setting=setting)
+    for taught in TAUGHT:
+        own = rows.where(setting=taught.setting)
         dense = own.where(method="AdamW", sparsity=0.0)["test"]
         for share, more in AIMS.items():
-            over = own.where(method=method, sparsity=share)["test"] - dense
+            over = own.where(method=taught.cell, sparsity=share)["test"] - dense
             if np.isfinite(over).sum() >= 2:
                 above, half = interval(over[np.isfinite(over)])
-                words = f"{setting}: {name} with a teacher at {share:.0%} zeros is at most {more:g} above dense AdamW"
+                where = f"{taught.setting}: {taught.name} with a teacher at {share:.0%} zeros"
+                words = f"{where} is at most {more:g} above dense AdamW"
                 made.append(Check(words, "", f"{above:+.3f} ± {half:.3f}", bool(above <= more)))
     return [*made, exact_zeros(rows, PENALTIES)]
 
@@ -128,7 +168,7 @@ EXPERIMENT = from_rows(
     id="sparse-gpt",
     title="Gradual pruning of a GPT: MirrorAdam against many others",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
-    grid={"setting": list(SETTINGS), "method": [*METHODS, *EPOCHS, *RELATIVE, *PENALTIES], "sparsity": list(SHARES)},
+    grid={"setting": list(SETTINGS), "method": [*METHODS, *BY_CELL, *RELATIVE, *PENALTIES], "sparsity": list(SHARES)},
     run=run,
     figure=figure,
     checks=checks,
