@@ -89,7 +89,7 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     if method in BY_CELL:
         taught = BY_CELL[method]
         wanted |= {"epochs": taught.epochs} | ({"lr": taught.lr} if taught.lr else {})
-        return read(params | {"method": taught.method}, wanted, trials, data, ("front",))
+        return read({**params, "method": taught.method}, wanted, trials, data, ("front",))
     return read(params, wanted, trials, data, ("relative" if method in RELATIVE else "main",))
 
 
