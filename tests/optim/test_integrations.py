@@ -420,6 +420,21 @@ def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
         endless.fit(lightning_module(make), loader)
 
 
+def test_lightning_warns_of_averages_which_undo_zeros(tmp_path):
+    callbacks = pytest.importorskip("pytorch_lightning.callbacks")
+    loader, module = DataLoader(points(), batch_size=8), lightning_module(MAKERS["adam"])
+    pruning, average = lightning_pruning(0.7, every=1), callbacks.StochasticWeightAveraging(1e-3, swa_epoch_start=1)
+    options = {"default_root_dir": tmp_path, "max_epochs": 3, "enable_checkpointing": False}
+    with pytest.warns(UserWarning, match="StochasticWeightAveraging averages over weights from before"):
+        lightning_trainer(callbacks=[pruning, average], **options).fit(module, loader)
+    zeros = [p.eq(0) for p in pruning.pruning.masks()]
+    assert torch.cat([z.flatten() for z in zeros]).double().mean() < 0.6
+    with torch.no_grad():
+        for p, mask in pruning.pruning.masks().items():  # as the warning advises
+            p.mul_(mask)
+    assert pruning.pruning.achieved() == pytest.approx(0.7, abs=1e-3)
+
+
 def test_a_lightning_callback_is_copied_and_starts_anew_in_another_fit(tmp_path):
     loader = DataLoader(points(), batch_size=8)
     options = {"default_root_dir": tmp_path, "max_epochs": 1, "enable_checkpointing": False}
