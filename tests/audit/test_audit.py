@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -422,6 +423,13 @@ def test_inference_mode_of_the_caller_changes_nothing(kind: str) -> None:
 def test_one_norm_and_one_space_need_no_list() -> None:
     found = run_audit(made_gpt(), None, [[4, 5, 6, 7]], norms="nuclear", spaces="head", selects=0.0)
     assert [(space, list(norms)) for space, norms in found.heads[0].problems.items()] == [("head", ["nuclear"])]
+
+
+def test_token_numbers_of_any_kind() -> None:
+    expected = run_audit(made_gpt(), None, [[4, 5, 6], [7, 8]], norms=[]).facts()
+    ids = [np.array([4, 5, 6]), np.array([7, 8], np.int32)]
+    for texts in (ids, [list(row) for row in ids], [torch.from_numpy(row) for row in ids]):
+        assert run_audit(made_gpt(), None, texts, norms=[]).facts() == expected
 
 
 def test_batches_are_not_called_texts(tmp_path: Path) -> None:

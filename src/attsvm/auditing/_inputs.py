@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,9 @@ def _as_numbers(ids: list[int]) -> list[str]:
 def _is_numbers(item: Any) -> bool:
     if isinstance(item, Tensor):
         return item.ndim == 1 and not item.is_floating_point()
-    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(x, int) for x in item)
+    if isinstance(item, np.ndarray):
+        return item.ndim == 1 and item.dtype.kind in "iu"
+    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(x, Integral) for x in item)
 
 
 def _given(number: int, item: Any, device: torch.device) -> Batch:
