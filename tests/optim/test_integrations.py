@@ -219,6 +219,23 @@ def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path, make):
         train("e", resume_from_checkpoint=place, named=other)
 
 
+def test_a_search_keeps_the_masks_in_the_checkpoints_of_its_trials(tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    class Search(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            state.is_hyper_param_search = True
+
+    for trial in range(2):
+        model = bert()
+        callbacks = [Search(), trainer_pruning(0.7, every=1)]
+        trainer = hf_trainer(tmp_path, model, optimizers=(MAKERS["adam"](model), None), callbacks=callbacks)
+        trainer._get_output_dir = lambda trial, folder=f"run-{trial}": str(tmp_path / folder)  # as in a search
+        trainer.train()
+    found = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("pruning.pt"))
+    assert found == [Path(f"run-{n}/checkpoint-{step}/pruning.pt") for n in range(2) for step in (4, 8)]
+
+
 def test_a_best_model_from_before_the_end_of_the_pruning_is_warned_of(tmp_path):
     model = bert()
     arguments = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4}

@@ -80,7 +80,11 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    name = f"checkpoint-{state.global_step}"
+    if not state.is_hyper_param_search:
+        return Path(args.output_dir) / name
+    # Every trial of a search has a folder, which callbacks are not told: that of the checkpoint that was just written.
+    return max(Path(args.output_dir).glob(f"*/{name}"), key=lambda folder: folder.stat().st_mtime_ns)
 
 
 def lightning_pruning(sparsity: float, **options: Any) -> Any:
