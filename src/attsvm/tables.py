@@ -28,6 +28,7 @@ _BLOCK = 1 << 26
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?")
 _MISSING = {"", "NA", "N/A", "nan", "NaN", "NULL", "null", "None"}
 """How a .csv writes a number, and that there is none."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class TextTable(NamedTuple):
@@ -131,6 +132,14 @@ def read_json_lines(path: str | Path, encoding: str = "utf-8", split: str | None
                 raise AttsvmError(f"{path} cannot be read: line {number} is not JSON: {_one_line(error)}.") from error
             if not isinstance(row, dict):
                 raise AttsvmError(f"{path} cannot be read: line {number} is not an object, {{…}}.")
+            if _SURROGATE.search(line):
+                try:
+                    _json(row).encode()
+                except UnicodeEncodeError as error:
+                    half = error.object[error.start]
+                    raise AttsvmError(
+                        f"{path} cannot be read: line {number} has {half!a}, half of a character; mend or drop it."
+                    ) from error
             if split is None or row.get("split") == split:
                 rows.append(row)
     return rows

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -282,6 +283,19 @@ def test_certified_selections_do_not_flip(change: Any, tokenizer: Any) -> None:
     assert torch.equal(model.blocks[0].qkv.weight, made_gpt().blocks[0].qkv.weight)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("pruning", "change must be a function of a weight, such as pruning"),
+        (lambda weight: weight[:1], r"change must return a tensor of shape \(36, 12\), as it was given, not \(1, 12\)"),
+        (lambda weight: None, "not NoneType"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(change: Any, words: str) -> None:
+    with pytest.raises(attsvm.AttsvmError, match=words):
+        certify_change(made_gpt(), None, [[4, 5, 6]], change)
+
+
 def test_largest_pruning_flips_as_few_as_asked(tokenizer: Any) -> None:
     model = made_gpt()
     share, tried = largest_pruning(model, tokenizer, TEXTS, flips=0.05, steps=5)
@@ -393,6 +407,40 @@ def test_other_models_and_inputs(kind: str) -> None:
     assert all(head.problems["head"]["l2"]["status"] == "solved" for head in found.heads)
 
 
+@pytest.mark.parametrize("kind", ["text", "images"])
+def test_inference_mode_of_the_caller_changes_nothing(kind: str) -> None:
+    model: Any = made_gpt() if kind == "text" else ViT(size=8, patch=4, width=8, hidden=8, layers=1, heads=2)
+    plain: list[Any] = [[4, 5, 6, 7]] if kind == "text" else [torch.randn(2, 3, 8, 8)]
+    expected = run_audit(model, None, plain, norms=["l2"], selects=0.0)
+    with torch.inference_mode():
+        inside = plain if kind == "text" else [plain[0].clone()]
+        found = run_audit(model, None, inside, norms=["l2"], selects=0.0)
+        cut = certify_change(model, None, inside, pruning(0.3))
+    assert found.facts() == expected.facts()
+    assert cut == certify_change(model, None, plain, pruning(0.3))
+
+
+def test_one_norm_and_one_space_need_no_list() -> None:
+    found = run_audit(made_gpt(), None, [[4, 5, 6, 7]], norms="nuclear", spaces="head", selects=0.0)
+    assert [(space, list(norms)) for space, norms in found.heads[0].problems.items()] == [("head", ["nuclear"])]
+
+
+def test_token_numbers_of_any_kind() -> None:
+    expected = run_audit(made_gpt(), None, [[4, 5, 6], [7, 8]], norms=[]).facts()
+    ids = [np.array([4, 5, 6]), np.array([7, 8], np.int32)]
+    for texts in (ids, [list(row) for row in ids], [torch.from_numpy(row) for row in ids]):
+        assert run_audit(made_gpt(), None, texts, norms=[]).facts() == expected
+
+
+def test_batches_are_not_called_texts(tmp_path: Path) -> None:
+    model = ViT(size=8, patch=4, width=8, hidden=8, layers=1, heads=2)
+    found = run_audit(model, None, [torch.randn(3, 3, 8, 8)], norms=[])
+    assert str(found).endswith("1 batch)")
+    found.save(tmp_path)
+    assert "heads on 1 batch." in (tmp_path / "audit.html").read_text()
+    assert str(run_audit(made_gpt(), None, [[4, 5], [6, 7]], norms=[])).endswith("2 texts)")
+
+
 def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
     import pyarrow.parquet
 
@@ -423,6 +471,7 @@ def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
         ({"norms": ["l0.5"]}, "p"),
         ({"queries": 0}, "queries"),
         ({"spaces": ["words"]}, "spaces must be of head, tokens, but got words"),
+        ({"texts": [[1, 2], []]}, "text 1 has none"),
     ],
 )
 def test_wrong_input(asked: dict[str, Any], words: str) -> None:

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_bert(folder / "model", 1.0)
     for step, size in ((2, 0.1), (10, 1.0)):
         save_bert(folder / "run" / f"checkpoint-{step}", size)
+    (folder / "texts").mkdir()
     (folder / "config").mkdir()
     (folder / "config" / "config.json").write_text((folder / "model" / "config.json").read_text())
     (folder / "images").mkdir()
@@ -132,6 +133,11 @@ def test_checkpoints_along_training(folder: Path, type_in: Callable[..., str]) -
     assert norms[10] == pytest.approx(100 * norms[2], rel=1e-3)  # W_QK is a product of two weights
     assert (folder / "steps" / "steps.html").is_file()
     assert json.loads((folder / "steps" / "audit.json").read_text())["model"] == "run"
+    assert "not audited" not in said
+    (folder / "run" / "config.json").write_text((folder / "model" / "config.json").read_text())
+    said = type_in("audit", "run", "--texts", "texts.txt", "--out", "steps", "--norms", "", "--quiet")
+    (folder / "run" / "config.json").unlink()
+    assert "run also holds a model of its own, which is not audited" in said
 
 
 def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str]) -> None:
@@ -168,7 +174,8 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("model", "--texts", "nothing.txt"), "is not a file"),
         (("config", "--texts", "texts.txt"), "--tokenizer must name"),
         (("model", "--texts", "texts.txt", "--prune", "0.1", "--bits", "4"), "one of them"),
-        (("run", "--texts", "texts.txt", "--prune", "0.1"), "holds checkpoints"),
+        (("run", "--texts", "texts.txt", "--prune", "0.1"), "name one of them, such as run/checkpoint-10"),
+        (("texts", "--texts", "texts.txt"), "texts must be a folder with a model of Hugging Face"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
         (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
         (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is not one"),

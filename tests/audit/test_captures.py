@@ -309,3 +309,12 @@ def test_what_from_attention_refuses() -> None:
         attsvm.TokenData.from_attention(module, x, attn_mask=torch.randn(5, 5))
     with pytest.raises(attsvm.AttsvmError, match="head"):
         attsvm.TokenData.from_attention(module, x, head=4)
+
+
+def test_from_attention_inside_inference_mode() -> None:
+    module, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    data, W = attsvm.TokenData.from_attention(module, x)
+    with torch.inference_mode():
+        inside, W_inside = attsvm.TokenData.from_attention(module, x.clone())
+    assert torch.equal(inside.X, data.X)
+    assert torch.equal(W_inside, W)

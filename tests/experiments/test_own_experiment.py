@@ -90,6 +90,19 @@ def test_command_line_and_report(own: Path, tmp_path: Path) -> None:
     assert "1 of 1 checks failed: the largest square" in said
 
 
+def test_figures_say_what_is_left_out(own: Path, tmp_path: Path) -> None:
+    out, figures = tmp_path / "runs", tmp_path / "figures"
+    for text in (OWN, OWN.replace("own-squares", "own-others")):
+        own.write_text(text)
+        (experiment,) = load_experiments(own)
+        run(experiment, out)
+    code, said = attsvm("figures", out, own, "--out", figures)
+    assert (code, said.split("\n")[1]) == (0, "left out: own-squares; name their files to include them")
+    sorted((out / "own-others").rglob("*.parquet"))[0].unlink()
+    code, said = attsvm("figures", out, own, "--out", figures)
+    assert (code, said.split("\n")[1]) == (0, "left out: own-others, unfinished: 5 of 6 batches")
+
+
 def test_jobs_of_an_own_experiment(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["reproduce", own, "--quick", "--out", tmp_path / "runs", "--quiet", "--jobs", tmp_path / "jobs"]
     code, said = attsvm(*command)

@@ -133,7 +133,7 @@ def agrees(page: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (320, "light")])
 def test_the_first_frame_plays(opened: Opened, width: int, scheme: str) -> None:
     page = opened(width=width, color_scheme=scheme)
     page.wait_for_function("Number(document.getElementById('step').textContent) > 5")

@@ -219,6 +219,23 @@ def test_masks_come_from_the_checkpoint_that_is_resumed(tmp_path, make):
         train("e", resume_from_checkpoint=place, named=other)
 
 
+def test_a_search_keeps_the_masks_in_the_checkpoints_of_its_trials(tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    class Search(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            state.is_hyper_param_search = True
+
+    for trial in range(2):
+        model = bert()
+        callbacks = [Search(), trainer_pruning(0.7, every=1)]
+        trainer = hf_trainer(tmp_path, model, optimizers=(MAKERS["adam"](model), None), callbacks=callbacks)
+        trainer._get_output_dir = lambda trial, folder=f"run-{trial}": str(tmp_path / folder)  # as in a search
+        trainer.train()
+    found = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("pruning.pt"))
+    assert found == [Path(f"run-{n}/checkpoint-{step}/pruning.pt") for n in range(2) for step in (4, 8)]
+
+
 def test_a_best_model_from_before_the_end_of_the_pruning_is_warned_of(tmp_path):
     model = bert()
     arguments = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4}
@@ -418,6 +435,21 @@ def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
     endless = lightning_trainer(callbacks=[lightning_pruning(0.7)], **options)
     with pytest.raises(AttsvmError, match="set max_epochs or max_steps"):
         endless.fit(lightning_module(make), loader)
+
+
+def test_lightning_warns_of_averages_which_undo_zeros(tmp_path):
+    callbacks = pytest.importorskip("pytorch_lightning.callbacks")
+    loader, module = DataLoader(points(), batch_size=8), lightning_module(MAKERS["adam"])
+    pruning, average = lightning_pruning(0.7, every=1), callbacks.StochasticWeightAveraging(1e-3, swa_epoch_start=1)
+    options = {"default_root_dir": tmp_path, "max_epochs": 3, "enable_checkpointing": False}
+    with pytest.warns(UserWarning, match="StochasticWeightAveraging averages over weights from before"):
+        lightning_trainer(callbacks=[pruning, average], **options).fit(module, loader)
+    zeros = [p.eq(0) for p in pruning.pruning.masks()]
+    assert torch.cat([z.flatten() for z in zeros]).double().mean() < 0.6
+    with torch.no_grad():
+        for p, mask in pruning.pruning.masks().items():  # as the warning advises
+            p.mul_(mask)
+    assert pruning.pruning.achieved() == pytest.approx(0.7, abs=1e-3)
 
 
 def test_a_lightning_callback_is_copied_and_starts_anew_in_another_fit(tmp_path):

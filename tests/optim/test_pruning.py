@@ -5,6 +5,7 @@ import math
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -392,6 +393,15 @@ def test_states_of_something_else_are_refused(name):
     for wrong in ({}, None, optimizer.state_dict()):
         with pytest.raises(AttsvmError, match="state_dict must be what GradualPruning"):
             pruning.load_state_dict(wrong)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    ends = []
+    for kind in (int, np.int64):
+        model, optimizer, pruning = start(OPTIMIZERS["MirrorAdam"], total_steps=kind(STEPS), every=kind(3))
+        fit_pruned(model, optimizer, pruning, range(STEPS))
+        ends.append(model)
+    assert same(*ends)
 
 
 def test_without_named_groups_it_asks_what_to_prune():

@@ -268,7 +268,7 @@ def test_damaged_models_are_refused(fitted: AttentionTextClassifier, tmp_path: P
         ([], [], "empty"),
         (["a", "b"], [1], "2 texts and 1 labels"),
         (["a", "b"], [1, 1], "1 class: \\[1\\]"),
-        (["", " ... ", "<br/>"], [0, 1, 1], "lower min_texts, or see whether the texts are empty"),
+        (["", " ... ", "<br/>", "😀"], [0, 1, 1, 0], "have none: see whether they are empty, or signs alone"),
         (["a", None], [0, 1], "text 1 is nothing"),
         (["a", 3], [0, 1], "text 1 is int"),
         (["a", "b"], None, "requires y"),
@@ -324,6 +324,10 @@ def test_wrong_weights_and_labels_are_refused(fitted: AttentionTextClassifier) -
         fitted.explain(TEXTS[:1], "yes")
     with pytest.raises(AttsvmError, match=r"label must be one of \[0, 1\]"):
         fitted.words_.top(2)
+    with pytest.raises(AttsvmError, match="count must be a whole number at least 0, but got -1"):
+        fitted.words_.top(1, -1)
+    with pytest.raises(AttsvmError, match="in at least 999 of them, but none does: lower min_texts"):
+        AttentionTextClassifier(min_texts=999).fit(TEXTS, LABELS)
     with pytest.raises(KeyError, match="not among the words"):
         fitted.words_["zebra"]
     with pytest.raises(AttsvmError, match="bare string"):

@@ -128,6 +128,15 @@ def test_encoding(tmp_path: Path) -> None:
         read_texts(tmp_path / "latin.jsonl", encoding="klingon")
 
 
+def test_half_of_a_character_in_json_lines_is_named(tmp_path: Path) -> None:
+    rows = [r'{"text": "whole \ud83d\ude00", "label": 1}', r'{"text": "cut \ud83d", "label": 0}']
+    (tmp_path / "cut.jsonl").write_text("\n".join(rows))
+    with pytest.raises(AttsvmError, match=r"line 2 has '\\ud83d', half of a character; mend or drop it"):
+        read_texts(tmp_path / "cut.jsonl")
+    (tmp_path / "cut.jsonl").write_text(rows[0])
+    assert read_texts(tmp_path / "cut.jsonl").texts == ["whole 😀"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [

@@ -3,7 +3,15 @@
 from attsvm.auditing._audit import MEASURES, NORMS, QUANTILES, SUMMARY, Audit, Head, audit
 from attsvm.auditing._cut import Cut, HeadCut, certify_change, largest_pruning, pruning, quantisation
 from attsvm.auditing._inputs import Document
-from attsvm.auditing._load import checkpoints, has_tokenizer, load_hugging_face, load_tokenizer, reads_images
+from attsvm.auditing._load import (
+    checkpoints,
+    config_of,
+    has_config,
+    has_tokenizer,
+    load_hugging_face,
+    load_tokenizer,
+    reads_images,
+)
 from attsvm.auditing._rules import RULES, RuleHead, audit_rule
 from attsvm.auditing._steps import Steps, audit_steps
 
@@ -25,6 +33,8 @@ __all__ = [
     "audit_steps",
     "certify_change",
     "checkpoints",
+    "config_of",
+    "has_config",
     "has_tokenizer",
     "largest_pruning",
     "load_hugging_face",

@@ -123,6 +123,12 @@ class Audit:
     def layers(self) -> list[str]:
         return list(dict.fromkeys(head.layer for head in self.heads))
 
+    @property
+    def read(self) -> str:
+        """How much was read, in words: texts, or batches of tensors, of which no tokens are counted."""
+        one, more = ("text", "texts") if self.tokens else ("batch", "batches")
+        return f"{self.texts} {one if self.texts == 1 else more}"
+
     def rows(self) -> list[dict[str, Any]]:
         """A flat row per head, all with the same columns."""
         rows = [head.row() for head in self.heads]
@@ -156,7 +162,7 @@ class Audit:
         place = make_folder(folder)
         write_json(place / "audit.json", self.facts())
         write_heads(place / "heads.parquet", self.rows())
-        write_data_page(place / "audit.html", "auditing/audit.html", self.facts())
+        write_data_page(place / "audit.html", "auditing/audit.html", self.facts() | {"read": self.read})
 
     def summary(self, names: Sequence[str] = SUMMARY) -> list[list[str]]:
         """For each layer its name and the mean of each measure over its heads, in words."""
@@ -171,7 +177,7 @@ class Audit:
         return html_table(self.summary(), ("layer", *SUMMARY), f"{self.model}: mean over the heads of a layer")
 
     def __repr__(self) -> str:
-        return f"Audit({self.model}: {len(self.layers)} attentions, {len(self.heads)} heads, {self.texts} texts)"
+        return f"Audit({self.model}: {len(self.layers)} attentions, {len(self.heads)} heads, {self.read})"
 
 
 def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
@@ -195,8 +201,8 @@ def audit(
     batch: int = 8,
     queries: int = 16,
     competitors: int = 4,
-    norms: Sequence[str] = NORMS,
-    spaces: Sequence[str] = SPACES,
+    norms: str | Sequence[str] = NORMS,
+    spaces: str | Sequence[str] = SPACES,
     saturated: float = 0.9,
     selects: float = 0.5,
     seed: int = 0,
@@ -224,6 +230,7 @@ def audit(
         seed: of the sample of queries.
         tell: called with the number of batches done; while the margin problems are solved, also with words.
     """
+    norms, spaces = ([x] if isinstance(x, str) else list(x) for x in (norms, spaces))
     for norm in norms:
         parse_geometry(norm)
     if unknown := set(spaces) - set(SPACES):
@@ -266,8 +273,8 @@ def audit(
         settings={
             "queries": queries,
             "competitors": competitors,
-            "norms": list(norms),
-            "spaces": list(spaces),
+            "norms": norms,
+            "spaces": spaces,
             "saturated": saturated,
             "selects": selects,
             "seed": seed,
@@ -293,7 +300,8 @@ def evaluated(model: Any) -> Iterator[None]:
         model.eval()
         if unseen:
             model.set_attn_implementation("sdpa")  # the same numbers, where they can be seen
-        yield
+        with torch.inference_mode(False):  # the caller's: in it nothing can be differentiated
+            yield
     finally:
         model.train(training)
         if unseen:

@@ -15,7 +15,7 @@ from attsvm.auditing._inputs import Batch, Inputs
 from attsvm.auditing._weights import probe
 from attsvm.captures import Attended, capture
 from attsvm.checks import as_count, as_real
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def certify_change(
     A query selects token o. If its logits change by less than the margin against every other token t,
     |(k_o − k_t)ᵀ ΔW q| < m_t, the selection cannot flip. Rounding of the logits is counted against the certificate.
     """
+    if not callable(change):
+        raise AttsvmError(f"change must be a function of a weight, such as pruning(0.2), not {describe(change)}.")
     return _compare(Inputs(model, tokenizer, texts, length), change, as_count("batch", batch))
 
 
@@ -144,7 +146,7 @@ def _compare(inputs: Inputs, change: Callable[[Tensor], Tensor], size: int) -> C
                 before = list(seen)
                 seen.clear()
                 changed = {
-                    own: change(weight)
+                    own: _changed(change, weight)
                     for own, weight in module.named_parameters()
                     if weight.untyped_storage().data_ptr() in used
                 }
@@ -176,6 +178,14 @@ def _compare(inputs: Inputs, change: Callable[[Tensor], Tensor], size: int) -> C
         if n
     ]
     return Cut(heads)
+
+
+def _changed(change: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
+    new = change(weight)
+    if not isinstance(new, Tensor) or new.shape != weight.shape:
+        shape = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise AttsvmError(f"change must return a tensor of shape {tuple(weight.shape)}, as it was given, not {shape}.")
+    return new
 
 
 def _count(old: Attended, new: Attended, batch: Batch) -> Tensor:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,9 @@ class Inputs:
         if not self.given:
             most = _longest(model, tokenizer)
             self.length = min(LONGEST, most) if length is None else as_count("length", length, 2, most)
-            self.documents = [self._document(tokenizer, text) for text in texts]
+            self.documents = [self._document(tokenizer, text, number) for number, text in enumerate(texts)]
 
-    def _document(self, tokenizer: Any, text: Any) -> Document:
+    def _document(self, tokenizer: Any, text: Any, number: int) -> Document:
         spans = None
         if not isinstance(text, str):
             ids, special, names, text = [int(number) for number in text][: self.length], None, _as_numbers, ""
@@ -123,7 +124,7 @@ class Inputs:
             ids, special, spans = (x[: self.length] for x in (code.ids, code.special_tokens_mask, code.offsets))
             names = partial(_by_id, tokenizer)
         if not len(ids):
-            raise AttsvmError("texts must have at least one token each, but one has none.")
+            raise AttsvmError(f"texts must have at least one token each, but text {number} has none.")
         return Document(
             np.array(ids, np.int32),
             np.zeros(len(ids), bool) if special is None else np.array(special, bool),
@@ -207,12 +208,16 @@ def _as_numbers(ids: list[int]) -> list[str]:
 def _is_numbers(item: Any) -> bool:
     if isinstance(item, Tensor):
         return item.ndim == 1 and not item.is_floating_point()
-    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(x, int) for x in item)
+    if isinstance(item, np.ndarray):
+        return item.ndim == 1 and item.dtype.kind in "iu"
+    return isinstance(item, Sequence) and not isinstance(item, str) and all(isinstance(x, Integral) for x in item)
 
 
 def _given(number: int, item: Any, device: torch.device) -> Batch:
     def moved(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        return (value.clone() if value.is_inference() else value).to(device)  # a copy can be differentiated
 
     if isinstance(item, Mapping):
         kwargs = {name: moved(value) for name, value in item.items()}

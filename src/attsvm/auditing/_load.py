@@ -23,10 +23,7 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, list[s
 
     They are random; of a config alone, all are. A pooler, which comes after all attention, is not counted.
     """
-    path = Path(place)
-    folder = path.parent if path.is_file() else path
-    if not (folder / CONFIG).is_file():
-        raise AttsvmError(f"{path} must be a folder with a model of Hugging Face, but it has no {CONFIG}.")
+    path, folder = Path(place), config_of(place).parent
     try:
         from transformers.models.auto.configuration_auto import AutoConfig
         from transformers.models.auto.modeling_auto import AutoModel
@@ -51,6 +48,19 @@ def load_hugging_face(place: PathLike, seed: int = 0) -> tuple[nn.Module, list[s
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+def config_of(place: PathLike) -> Path:
+    """The config.json of a folder with a model; a place without one is refused."""
+    path = Path(place)
+    folder = path.parent if path.is_file() else path
+    if not has_config(folder):
+        raise AttsvmError(f"{path} must be a folder with a model of Hugging Face, but it has no {CONFIG}.")
+    return folder / CONFIG
+
+
+def has_config(folder: PathLike) -> bool:
+    return (Path(folder) / CONFIG).is_file()
 
 
 def load_tokenizer(place: PathLike) -> Any:

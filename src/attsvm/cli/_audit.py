@@ -74,7 +74,7 @@ def audit_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the end.")] = False,
 ) -> None:
     """Audit every head of a model: selections, margins, max-margin solutions, and what may be cut."""
-    from attsvm.auditing import audit, audit_steps, checkpoints
+    from attsvm.auditing import audit, audit_steps, checkpoints, config_of, has_config
     from attsvm.checks import as_device
     from attsvm.geometry import parse_geometry
 
@@ -88,8 +88,13 @@ def audit_command(
     if prune is not None and bits is not None:
         raise AttsvmError("--prune and --bits are two changes of the weights: ask for one of them.")
     steps = checkpoints(model)
+    if not steps and kind_of(model) != "transformer fit":
+        config_of(model)
     if steps and (prune, bits, flips, rule) != (None,) * 4:
-        raise AttsvmError(f"--prune, --bits, --flips and --rule are for one model, but {model} holds checkpoints.")
+        raise AttsvmError(
+            f"--prune, --bits, --flips and --rule are for one model, but {model} holds checkpoints: name one of them, "
+            f"such as {steps[-1][1]}."
+        )
     read, words = _texts(model, texts, tokenizer, column, limit, length, batch)
     settings: dict[str, Any] = {
         "length": length if words is not None else None,
@@ -103,6 +108,8 @@ def audit_command(
     with progress_bar(not quiet, 0, total, "reading texts") as tell:
         if steps:
             notes: dict[str, None] = {}
+            if has_config(model):
+                notes[f"{model} also holds a model of its own, which is not audited: move it elsewhere for that"] = None
             pairs = _loaded(steps, device, seed, tell, total, notes)
             found_steps = audit_steps(pairs, words, read, name=model.resolve().name, **settings)
             found_steps.save(out)

@@ -6,11 +6,14 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attsvm.cli._common import console
+
+if TYPE_CHECKING:
+    from attsvm.experiments import Experiment
 
 Runs = Annotated[Path, typer.Argument(help="Folder that attsvm reproduce filled.", show_default=False)]
 Own = Annotated[
@@ -27,7 +30,7 @@ def report_command(
 ) -> None:
     """Write the figures, checks and provenance of all experiments in a folder into one page."""
     from attsvm.experiments import load_experiments
-    from attsvm.report import export_figures, gather, strangers, write_report
+    from attsvm.report import export_figures, gather, write_report
 
     own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
     sections = gather(runs, own)
@@ -37,8 +40,7 @@ def report_command(
     if figures is not None:
         for path in export_figures(sections, figures):
             output.print(f"wrote {path}")
-    if others := strangers(runs, own):
-        output.print(f"left out: {', '.join(others)}; name their files to include them")
+    _say_strangers(runs, own)
     if show and _has_display():
         webbrowser.open(out.resolve().as_uri())
 
@@ -58,8 +60,20 @@ def figures_command(
 
     find_style(style)
     own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
-    written = export_figures(gather(runs, own), out, style)
+    sections = gather(runs, own)
+    written = export_figures(sections, out, style)
     console().print(f"wrote {len(written)} files to {out}")
+    for section in sections:
+        if not section.complete:
+            console().print(f"left out: {section.experiment.id}, {section.verdict}")
+    _say_strangers(runs, own)
+
+
+def _say_strangers(runs: Path, own: list[Experiment]) -> None:
+    from attsvm.report import strangers
+
+    if others := strangers(runs, own):
+        console().print(f"left out: {', '.join(others)}; name their files to include them")
 
 
 def _has_display() -> bool:

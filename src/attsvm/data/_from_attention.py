@@ -50,12 +50,12 @@ def head_parts(
 
 def _only(module: nn.Module, hidden_states: Tensor, inputs: dict[str, Any]) -> Attended:
     found: list[Attended] = []
-    tensors = (hidden_states,) * (3 if isinstance(module, nn.MultiheadAttention) else 1)
     training = module.training
     module.eval()
     try:
-        with torch.enable_grad(), capture(module, found.append, differentiable=True):
-            module(*tensors, **inputs)
+        with torch.inference_mode(False), torch.enable_grad(), capture(module, found.append, differentiable=True):
+            hidden_states = hidden_states.clone() if hidden_states.is_inference() else hidden_states
+            module(*(hidden_states,) * (3 if isinstance(module, nn.MultiheadAttention) else 1), **inputs)
     finally:
         module.train(training)
     if len(found) != 1:

@@ -15,6 +15,7 @@ from attsvm.optim._shards import local
 __all__ = ["lightning_pruning", "trainer_pruning"]
 
 _FILE = "pruning.pt"
+_AVERAGES = {"StochasticWeightAveraging", "WeightAveraging"}  # of Lightning
 
 
 def trainer_pruning(sparsity: float, **options: Any) -> Any:
@@ -79,7 +80,11 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    name = f"checkpoint-{state.global_step}"
+    if not state.is_hyper_param_search:
+        return Path(args.output_dir) / name
+    # Every trial of a search has a folder, which callbacks are not told: that of the checkpoint that was just written.
+    return max(Path(args.output_dir).glob(f"*/{name}"), key=lambda folder: folder.stat().st_mtime_ns)
 
 
 def lightning_pruning(sparsity: float, **options: Any) -> Any:
@@ -112,6 +117,13 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
             if not math.isfinite(total):
                 raise AttsvmError("pruning is planned over the whole training: set max_epochs or max_steps.")
             self.pruning = GradualPruning(trainer.optimizers[0], sparsity, int(total), **options)
+            kinds = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
+            for averages in sorted(kinds & _AVERAGES):
+                warnings.warn(
+                    f"{averages} averages over weights from before the pruning has ended, and that has fewer zeros: "
+                    "leave it out, or multiply the parameters by callback.pruning.masks() afterwards.",
+                    stacklevel=2,
+                )
             self._seen = trainer.global_step
             # Unless max_steps ends it, a training with manual optimization is known in batches alone.
             self._by_batch = not pl_module.automatic_optimization and total != trainer.max_steps

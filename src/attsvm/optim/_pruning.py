@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
 from attsvm.optim._checks import check_saved, check_share
@@ -345,9 +346,10 @@ def _check(
         raise AttsvmError(
             f"start and end must be shares of the training with start <= end, but got {start!r} and {end!r}."
         )
-    for name, value in (("total_steps", total_steps), ("every", every)):
-        if (value is not None or name != "every") and (not isinstance(value, int) or value < 1):
-            raise AttsvmError(f"{name} must be a whole number above 0, but got {value!r}.")
+    as_count("total_steps", total_steps)
+    for name, value in (("every", every), ("heads", heads)):
+        if value is not None:
+            as_count(name, value)
     if scope not in SCOPES:
         raise AttsvmError(f"scope must be one of {SCOPES}, but got {scope!r}.")
     if structure not in STRUCTURES:
@@ -358,7 +360,5 @@ def _check(
         raise AttsvmError('structure="head" needs the number of heads: pass heads=….')
     if structure != "head" and heads is not None:
         raise AttsvmError('heads is for structure="head": leave it out.')
-    if heads is not None and (not isinstance(heads, int) or heads < 1):
-        raise AttsvmError(f"heads must be a whole number above 0, but got {heads!r}.")
     if regrow > 0 and structure is not None:
         raise AttsvmError("regrow exchanges single entries: leave structure out.")

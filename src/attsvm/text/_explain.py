@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.text._tokenizers import clean_and_count, visible
 
@@ -55,7 +56,7 @@ class Words:
     def top(self, label: Any, count: int = 20) -> list[dict[str, Any]]:
         """The words that speak most for a class."""
         influence = self.influence()[:, _place(self.classes, label)]
-        order = np.argsort(-influence, kind="stable")[:count]
+        order = np.argsort(-influence, kind="stable")[: as_count("count", count, 0)]
         return [self._row(s) for s in order if influence[s] > 0]
 
     def _row(self, s: int) -> dict[str, Any]:

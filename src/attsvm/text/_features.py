@@ -117,9 +117,10 @@ def learn_features(
         times = None  # counts without weights are faster
     kept = np.flatnonzero(tokens.document_counts(times) >= least)
     if not len(kept):
+        if not len(tokens.ids):
+            raise AttsvmError("texts must have words, but have none: see whether they are empty, or signs alone.")
         raise AttsvmError(
-            f"texts must have words that stand in at least {least} of them, but have none: lower min_texts, or see "
-            "whether the texts are empty."
+            f"texts must have words that stand in at least {least} of them, but none does: lower min_texts."
         )
     features = Features([tokens.vocabulary[s] for s in kept])
     new = np.full(len(tokens.vocabulary), -1, dtype=np.int32)
