@@ -6,6 +6,8 @@ import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded: threads that wait for a core took 15 times as long
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Else torch.compile starts processes that load torch, each two seconds, to compile a handful of kernels.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 from hypothesis import HealthCheck, settings
 

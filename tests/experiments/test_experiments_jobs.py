@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from command_line import run_script
 from compare import bits
 from test_experiments_sources import counting, opened
 from toy_experiment import make
@@ -55,10 +56,8 @@ def test_command_line(tmp_path: Path) -> None:
     first = CliRunner().invoke(app, command)
     assert first.exit_code == INCOMPLETE, first.output
     assert "batches wait in" in first.output
-    folder = str(tmp_path / "jobs")
-    done = subprocess.run(
-        [sys.executable, "-m", "attsvm.experiments.jobs", folder], capture_output=True, text=True, check=False
-    )
+    as_module = "import runpy; runpy.run_module('attsvm.experiments.jobs', run_name='__main__', alter_sys=True)"
+    done = run_script(as_module, str(tmp_path / "jobs"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     second = CliRunner().invoke(app, command)
     assert second.exit_code == 0, second.output

@@ -18,8 +18,16 @@ def dense(problem: MarginProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
 
 def feasible(problem: MarginProblem) -> np.ndarray:
     """Whether each instance has a solution at all, by linear programming."""
-    answers = []
-    for F, b, equality, present in zip(*dense(problem)):
+    return np.array([_feasible(*instance) for instance in zip(*dense(problem))])
+
+
+_ANSWERS: dict[tuple[bytes, ...], bool] = {}
+"""Of instances that were asked about: no norm changes them."""
+
+
+def _feasible(F: np.ndarray, b: np.ndarray, equality: np.ndarray, present: np.ndarray) -> bool:
+    key = (F.tobytes(), b.tobytes(), equality.tobytes(), present.tobytes())
+    if key not in _ANSWERS:
         upper, equal = present & ~equality, present & equality
         result = scipy.optimize.linprog(
             np.zeros(F.shape[1]),
@@ -31,8 +39,8 @@ def feasible(problem: MarginProblem) -> np.ndarray:
             method="highs",
         )
         assert result.status in (0, 2), result.message
-        answers.append(result.status == 0)
-    return np.array(answers)
+        _ANSWERS[key] = result.status == 0
+    return _ANSWERS[key]
 
 
 def cvxpy_norm(problem: MarginProblem, geometry: Geometry, k: int) -> float:

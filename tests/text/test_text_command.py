@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from command_line import run_script
 from made_texts import make_texts
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -116,6 +116,15 @@ def test_a_column_of_the_same_name_is_not_replaced_in_silence(model: Path, tmp_p
     assert cells((tmp_path / "out.csv").read_text())[0]["predicted"] == "1"
 
 
+SMALL_FILES = """
+import resource
+from attsvm.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (50 * 1024, 50 * 1024))
+main()
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no ulimit")
 def test_a_fit_that_cannot_be_written_leaves_the_model(tmp_path: Path) -> None:
     words = [" ".join(f"word{k}n{j}" for j in range(40)) for k in range(100)]
@@ -123,8 +132,8 @@ def test_a_fit_that_cannot_be_written_leaves_the_model(tmp_path: Path) -> None:
     small = table(tmp_path / "few.parquet", text=TEXTS, label=LABELS)
     type_in("fit", small, "--out", tmp_path / "m1", *QUICK)
     before = type_in("words", tmp_path / "m1")
-    typed = f"ulimit -f 50; '{sys.executable}' -m attsvm text fit many.parquet --penalty 1 --ngrams 2 --quiet --out m1"
-    result = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True)
+    typed = "text fit many.parquet --penalty 1 --ngrams 2 --quiet --out m1"
+    result = run_script(SMALL_FILES, *typed.split(), cwd=tmp_path)
     assert result.returncode == 1
     assert "cannot be written: File too large." in result.stderr
     assert type_in("words", tmp_path / "m1") == before

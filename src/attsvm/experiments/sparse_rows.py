@@ -127,8 +127,19 @@ def from_rows(**facts: Any) -> Experiment:
     return Experiment(**facts, trials=trials, quick=trials, batch=trials, needs=(SOURCE,), cost=lambda params: 0.01)
 
 
+_NAMES: dict[tuple[str, str, str], str] = {}
+"""Of methods that were asked for: thousands of rows have some hundred names."""
+
+
 def method_of(row: Row) -> str:
     """The name of a method, with its options."""
+    key = (row["method"], row["note"], repr(row["options"]))
+    if key not in _NAMES:
+        _NAMES[key] = _method_of(row)
+    return _NAMES[key]
+
+
+def _method_of(row: Row) -> str:
     options = dict(row["options"])
     title = TITLES.get(row["method"], str(row["method"]))
     if row["method"] == "mirror-muon" and row["note"] in ("main", "tune"):  # a part of its tuning
