@@ -4,8 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Empty: what a process compiles the next one reads, also where the environment says otherwise. So pip need not compile
-# all of torch and transformers, of which a quarter is imported.
+# Empty: what a process compiles the next one reads, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -18,8 +17,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attsvm needs Python 3.11 or newer; set PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --group dev --editable '.[all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
 	@touch $@
 
 demo: $(STAMP)  ## reproduce some figures of the papers on few trials; the report is demo/report.html
