@@ -176,6 +176,14 @@ def test_constants_by_loops(p: float) -> None:
         assert c.mu[b].item() == pytest.approx((min(0.5, delta_prime) / (norm * longest2)) ** 2 / 8)
 
 
+def test_constants_next_to_l1_do_not_underflow() -> None:
+    """A′ = ‖W_mm‖ max ‖x‖_q ‖z‖_q with q = 1001: 0.1^q is 0 in float64, ‖(0.1, 0.1)‖_q is 0.1·2^(1/q)."""
+    data = TokenData.cross([[[0.1, 0.1], [-0.1, -0.1]]], [[0.1, 0.1]], head=[1.0, 0])
+    solution = solve(att_svm(data), 1.001)
+    longest = 0.01 * 4 ** (1 / 1001)
+    assert constants(data, [0], solution).A_prime.item() == pytest.approx(solution.norm.item() * longest)
+
+
 def test_constants_of_example1_by_hand() -> None:
     """The row 25 W₁₁ − 5 W₂₁ ≥ 1, twice, makes W_mm = (25, −5)/650 in its first column, and 0 in the second."""
     data = example1()

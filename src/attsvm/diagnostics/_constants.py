@@ -188,6 +188,6 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any
 
 def _longest(data: TokenData, q: float) -> Tensor:
     """max ‖x_t zᵀ‖_q = ‖x_t‖_q ‖z‖_q over queries and the tokens they see, (B,)."""
-    x = torch.linalg.vector_norm(data.X, ord=q, dim=-1)[:, :, None, :]
-    z = torch.linalg.vector_norm(data.Z, ord=q, dim=-1)[..., None]
+    x = Lp(q).norm(data.X[..., None])[:, :, None, :]
+    z = Lp(q).norm(data.Z[..., None])[..., None]
     return (x * z).masked_fill(~data.mask, 0.0).amax((1, 2, 3))

@@ -146,7 +146,7 @@ def _solve_small(
         )
 
 
-def margin_efficiency(W: Tensor, solution: MaxMargin) -> Tensor:
+def margin_efficiency(W: Any, solution: MaxMargin) -> Tensor:
     """The margin of W/‖W‖ over the largest one, (B,): see `MaxMargin.efficiency`."""
     return solution.efficiency(W)
 
