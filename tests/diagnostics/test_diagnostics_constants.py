@@ -16,7 +16,7 @@ from attsvm.diagnostics import (
     margins,
     radius,
 )
-from attsvm.objective import curvature, gradient, scaled_gradient, step_convexity
+from attsvm.objective import Loss, curvature, gradient, scaled_gradient, step_convexity
 
 LOSSES = ["logistic", "exponential", "correlation"]
 
@@ -114,6 +114,28 @@ def test_loss_constants_bound_the_derivatives_on_the_scores(name: str) -> None:
         second = {"logistic": first * (1 - first), "exponential": first, "correlation": 0 * f}[name]
         assert M1[b].item() == pytest.approx(first.max().item())
         assert M0[b].item() == pytest.approx(second.max().item(), rel=1e-6)
+
+
+class Sigmoid(Loss):
+    """σ(−f): Assumption A holds, but its slope σ(f)σ(−f) rises where f < 0."""
+
+    name = "sigmoid-test"
+    bounded_slopes = True
+
+    def value(self, f: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(-f)
+
+
+def test_constants_of_a_loss_that_is_not_convex_bound_its_derivatives() -> None:
+    """Scores from −3 to 0, and to −1: the slope is largest at the upper end, |ℓ″| inside, where σ(f) = (3 − √3)/6."""
+    for top, steepest in ((0.0, 0.25), (-1.0, 1 / (2 + math.e + 1 / math.e))):
+        data = TokenData.cross([[[-3.0], [top]]], [[1.0]], head=[1.0])
+        M0, M1 = loss_constants(data, Sigmoid())
+        assert M1.item() == pytest.approx(steepest)
+        assert M0.item() == pytest.approx(math.sqrt(3) / 18, rel=1e-3)
+        size = 9 + top**2  # of X, squared
+        L_W = size**1.5 * (M0.item() * size**0.5 + 3 * M1.item())
+        assert lipschitz_constant(data, Sigmoid()).item() == pytest.approx(L_W)
 
 
 @pytest.mark.parametrize("name", LOSSES)
