@@ -127,6 +127,16 @@ def test_a_quadratic_head_composes_tokens() -> None:
     assert v.summary()["composing several tokens"] == several.sum()
 
 
+def test_attention_that_leaves_no_token_out_has_not_reached_a_limit() -> None:
+    """After one step all weights are near 1/T. W_fin then reproduces W, whatever W is."""
+    v = verdict(train(with_head(sphere(2, 4, 8, trials=3, seed=2), "quadratic", seed=4), steps=1, compile=False))
+    assert (v.composite & v.decided).all()
+    assert (v.norm_mm == 0).all()
+    assert v.error.isnan().all()
+    assert not v.reached.any()
+    assert (v.signature != Signature.REACHED).all()
+
+
 def test_reached(data: TokenData) -> None:
     run = straight(data, decreasing())
     v = verdict(run)

@@ -46,7 +46,8 @@ class Verdict:
     status, W_mm, norm_mm   the predicted SVM: `Status`, solution (B, d, e), its norm
     globally_optimal, locally_optimal   of the tokens, by their scores (in joint runs by the trained v)
     error                the direction error that `reached` is about: bregman for ℓp, misalignment for the nuclear
-                         norm, svmeq_misalignment in composite trials; 0 where the SVM has no rows
+                         norm, svmeq_misalignment in composite trials; where the SVM has no rows 0, but NaN in
+                         composite trials
     misalignment, bregman   1 − correlation, and directional Bregman divergence, of W and W_mm
     svmeq_misalignment   1 − correlation with W_fin + γ W_mm (nonlinear heads only)
     margin_ratio         margin of W/‖W‖ over the largest possible
