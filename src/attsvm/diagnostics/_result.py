@@ -139,7 +139,7 @@ class Verdict:
             "median margin ratio": _median(self.margin_ratio),
             "median margin efficiency": {norm: _median(share) for norm, share in self.efficiency.items()},
             "median norm": _median(self.norm),
-            "feasible": self.status.count(Status.SOLVED),
+            "feasible": int(self.norm_mm.isfinite().sum()),
             "globally optimal": int(self.globally_optimal.sum()),
             "locally optimal": int(self.locally_optimal.sum()),
             "composing several tokens": int(self.composite.sum()),
@@ -160,7 +160,7 @@ class Verdict:
         }
         if self.head is not None:
             result["head"] = {
-                "feasible": self.head.status.count(Status.SOLVED),
+                "feasible": int(self.head.norm_mm.isfinite().sum()),
                 "median misalignment": _median(self.head.misalignment),
                 "median directional Bregman divergence": _median(self.head.error),
             }

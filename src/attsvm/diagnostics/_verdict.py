@@ -101,7 +101,8 @@ def verdict(
     signature = diagnose(
         {
             Signature.NOT_FINITE: ~finite,
-            Signature.INFEASIBLE: ~solution.solved,
+            Signature.INFEASIBLE: solution.infeasible,
+            Signature.NOT_SOLVED: solution.open,
             Signature.REACHED: reached,
             Signature.NORM_NOT_GROWING: norm_stands_still(run, solution.norm) & ~jumped,
             Signature.STEP_TOO_LARGE: loss_rises(run) | long | jumped,
