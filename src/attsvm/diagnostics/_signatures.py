@@ -42,8 +42,8 @@ ADVICE = {
     Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or a smaller lr.",
     Signature.INFEASIBLE: "No W separates the selected tokens: mask equal ones (data.without_repeats()), or look for "
     "ties or too small a dimension.",
-    Signature.NOT_SOLVED: "The max-margin problem of the selected tokens is too hard for float64, so its direction is not "
-    "known: take p further from 1 and from infinity, or look for margins that are tiny beside the tokens.",
+    Signature.NOT_SOLVED: "The max-margin problem of the selected tokens is too hard for float64, so its direction is "
+    "not known: take p further from 1 and from infinity, or look for margins that are tiny beside the tokens.",
     Signature.REACHED: "The direction is that of the predicted max-margin solution.",
     Signature.NORM_NOT_GROWING: "The norm has stopped growing, so there is no direction to converge to: start "
     "nearer to zero (a smaller init scale) or inside the cone of an SVM solution (init=Near(W)), with a smaller lr.",

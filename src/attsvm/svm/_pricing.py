@@ -197,11 +197,11 @@ class FormedPricing:
 
 
 def scaled(A: Tensor, low: Tensor, Z: Tensor, b: Tensor, equality: Tensor, code: Tensor) -> WorkingRows:
-    """Rows and b divided by powers of two, so that rows have norm about 1 and nothing is rounded."""
+    """Rows and b divided by powers of two, so that rows have norm about 1 and nothing is rounded, underflow aside."""
     of_A, of_Z = (power_of_two(torch.linalg.vector_norm(x, dim=1)) for x in (A, Z))
     scale = of_A * of_Z
     asked = b / scale
     if bool(((asked < 1e-150) & (b != 0) | ~(asked < 1e150)).any()):
         raise AttsvmError(OUT_OF_RANGE)
-    rows = (shrunk(x, by[:, None]) for x, by in ((A, of_A), (Z, of_Z), (low, of_A)))
-    return WorkingRows(*rows, asked, equality, scale, code)
+    A, Z, low = (shrunk(x, by[:, None]) for x, by in ((A, of_A), (Z, of_Z), (low, of_A)))
+    return WorkingRows(A, Z, low, asked, equality, scale, code)
