@@ -16,7 +16,7 @@ from attsvm.diagnostics import (
     margins,
     radius,
 )
-from attsvm.objective import curvature, gradient, scaled_gradient, step_convexity
+from attsvm.objective import Loss, curvature, gradient, scaled_gradient, step_convexity
 
 LOSSES = ["logistic", "exponential", "correlation"]
 
@@ -116,6 +116,28 @@ def test_loss_constants_bound_the_derivatives_on_the_scores(name: str) -> None:
         assert M0[b].item() == pytest.approx(second.max().item(), rel=1e-6)
 
 
+class Sigmoid(Loss):
+    """σ(−f): Assumption A holds, but its slope σ(f)σ(−f) rises where f < 0."""
+
+    name = "sigmoid-test"
+    bounded_slopes = True
+
+    def value(self, f: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(-f)
+
+
+def test_constants_of_a_loss_that_is_not_convex_bound_its_derivatives() -> None:
+    """Scores from −3 to 0, and to −1: the slope is largest at the upper end, |ℓ″| inside, where σ(f) = (3 − √3)/6."""
+    for top, steepest in ((0.0, 0.25), (-1.0, 1 / (2 + math.e + 1 / math.e))):
+        data = TokenData.cross([[[-3.0], [top]]], [[1.0]], head=[1.0])
+        M0, M1 = loss_constants(data, Sigmoid())
+        assert M1.item() == pytest.approx(steepest)
+        assert M0.item() == pytest.approx(math.sqrt(3) / 18, rel=1e-3)
+        size = 9 + top**2  # of X, squared
+        L_W = size**1.5 * (M0.item() * size**0.5 + 3 * M1.item())
+        assert lipschitz_constant(data, Sigmoid()).item() == pytest.approx(L_W)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_lipschitz_constant_by_loops_and_as_a_bound(name: str) -> None:
     data = masked_data()
@@ -174,6 +196,14 @@ def test_constants_by_loops(p: float) -> None:
         mu0 = (delta / (8 * A)) ** p / p if p >= 2 else (delta * (p - 1) / (4 * A * size)) ** 2 / p
         assert c.mu0[b].item() == pytest.approx(mu0)
         assert c.mu[b].item() == pytest.approx((min(0.5, delta_prime) / (norm * longest2)) ** 2 / 8)
+
+
+def test_constants_next_to_l1_do_not_underflow() -> None:
+    """A′ = ‖W_mm‖ max ‖x‖_q ‖z‖_q with q = 1001: 0.1^q is 0 in float64, ‖(0.1, 0.1)‖_q is 0.1·2^(1/q)."""
+    data = TokenData.cross([[[0.1, 0.1], [-0.1, -0.1]]], [[0.1, 0.1]], head=[1.0, 0])
+    solution = solve(att_svm(data), 1.001)
+    longest = 0.01 * 4 ** (1 / 1001)
+    assert constants(data, [0], solution).A_prime.item() == pytest.approx(solution.norm.item() * longest)
 
 
 def test_constants_of_example1_by_hand() -> None:

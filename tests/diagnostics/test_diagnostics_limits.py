@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attsvm import AttsvmError, sphere, train, verdict
+from attsvm import AttsvmError, TokenData, sphere, train, verdict
 from attsvm.diagnostics import Evidence, forgetting_time, lipschitz_constant, outliving, predicted_limit
 from attsvm.dynamics import Adam, Batches, Decaying, Growing, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
 from attsvm.geometry import Frobenius, Lp, Nuclear, Schatten, Spectral
@@ -60,6 +60,8 @@ DATA = sphere(3, 4, 5, trials=3, seed=1)
         ({"normalize": False, "batch": 3}, Frobenius(), Evidence.ATTENTION),
         ({"normalize": False, "batch": Batches(3, replace=True)}, Frobenius(), Evidence.LINEAR),
         ({"rule": "sign", "batch": 3}, Lp(math.inf), Evidence.LINEAR),
+        ({"normalize": False, "lr": Growing()}, Frobenius(), Evidence.CONJECTURED),
+        ({"normalize": False, "loss": lambda f: (-f).exp()}, Frobenius(), Evidence.CONJECTURED),
     ],
 )
 def test_theory_of_every_rule(options: dict, geometry, evidence: Evidence) -> None:
@@ -67,6 +69,13 @@ def test_theory_of_every_rule(options: dict, geometry, evidence: Evidence) -> No
     limit = predicted_limit(run, torch.ones(3))
     assert (run.geometry, limit.evidence) == (geometry, evidence)
     assert str(evidence) in str(limit)
+
+
+def test_nothing_is_proved_for_attention_under_a_head_that_is_not_linear() -> None:
+    data = TokenData.cross(DATA.X, DATA.Z, Y=DATA.Y, head=lambda x: x[..., 0] - x[..., 1].square())
+    limit = predicted_limit(train(data, steps=2, normalize=False, compile=False), torch.ones(3))
+    assert limit.evidence == Evidence.CONJECTURED
+    assert "a linear head" in limit.why
 
 
 def test_verdict_says_what_theory_knows_and_measures_every_margin() -> None:

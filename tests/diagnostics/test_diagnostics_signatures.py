@@ -26,7 +26,7 @@ def made(steps: list[int], **records: list[list[float]]) -> Trajectory:
 
 
 def test_signatures_have_numbers_in_their_order_and_the_first_one_counts() -> None:
-    assert [signature.value for signature in Signature] == list(range(8))
+    assert [signature.value for signature in Signature] == list(range(9))
     assert set(ADVICE) == set(Signature)
     applies = torch.tensor([[True, True, False], [False, True, False]])
     found = diagnose({Signature.OSCILLATING: applies[0], Signature.REACHED: applies[1]})

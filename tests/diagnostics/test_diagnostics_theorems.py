@@ -143,6 +143,13 @@ def test_equal_best_scores_have_no_barrier() -> None:
     assert loss_barrier(single).item() == float("inf")
 
 
+def test_without_a_second_token_no_theorem_promises_a_direction() -> None:
+    data = TokenData.cross(torch.ones(1, 1, 2), torch.ones(1, 1), head=torch.tensor([1.0, 0]))
+    run = plain(data, 20, 0.01)
+    assert (run.W == 0).all()  # nothing to learn: the norm does not diverge
+    assert [name for name, holds in verdict(run).theorems.items() if holds.any()] == [THEOREM_8]
+
+
 def test_theorem_8_is_about_independent_tokens_and_queries() -> None:
     data = sphere(3, 4, 5, trials=4, seed=0)
     assert verdict(plain(data, 1, 0.1)).theorems[THEOREM_8].all()

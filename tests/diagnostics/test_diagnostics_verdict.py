@@ -127,6 +127,26 @@ def test_a_quadratic_head_composes_tokens() -> None:
     assert v.summary()["composing several tokens"] == several.sum()
 
 
+def test_what_the_solver_leaves_open_is_not_called_infeasible() -> None:
+    """Rows (±1, 1e-30): W = (0, 1) separates, but float64 finds no W with a certificate."""
+    X = [[[1.0, 1e-30], [0, 0]], [[-1.0, 1e-30], [0, 0]]]
+    data = TokenData.cross(X, [[1.0], [1.0]], head=[0.0, 1.0])
+    W = torch.tensor([[[0.0], [1.0]]], dtype=torch.float64)
+    assert solve(att_svm(data, [0, 0])).open.all()
+    assert (data.logits(W).argmax(-1) == 0).all()
+    assert signatures(Trajectory.of(data, W)) == {"not solved"}
+
+
+def test_attention_that_leaves_no_token_out_has_not_reached_a_limit() -> None:
+    """After one step all weights are near 1/T. W_fin then reproduces W, whatever W is."""
+    v = verdict(train(with_head(sphere(2, 4, 8, trials=3, seed=2), "quadratic", seed=4), steps=1, compile=False))
+    assert (v.composite & v.decided).all()
+    assert (v.norm_mm == 0).all()
+    assert v.error.isnan().all()
+    assert not v.reached.any()
+    assert (v.signature != Signature.REACHED).all()
+
+
 def test_reached(data: TokenData) -> None:
     run = straight(data, decreasing())
     v = verdict(run)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attsvm import AttsvmError, Lp, MarginProblem, Nuclear, att_svm, solve, sphere
 from attsvm.svm import (
+    TokenProblem,
     graph_finite_part,
     graph_svm,
     multiclass_svm,
@@ -202,6 +203,14 @@ def test_a_rank_one_problem_is_solved() -> None:
     """A single row: W is a multiple of a ⊗ z."""
     for norm in ("l2", "nuclear"):
         assert solve_rank(att_svm(sphere(1, 2, 5, trials=4)), 1, norm).solved.all()
+
+
+def test_a_problem_that_keeps_tokens_only_has_solutions_of_bounded_rank() -> None:
+    data = sphere(3, 4, 5, seed=0)
+    formed = att_svm(data)
+    sets = torch.zeros_like(data.mask).scatter_(-1, data.optimal_tokens()[..., None], True)
+    unformed = TokenProblem(data, sets)  # as of instances of more than 10,000 rows
+    assert torch.equal(solve_rank(unformed, 1, rounds=3).W, solve_rank(formed, 1, rounds=3).W)
 
 
 @pytest.mark.parametrize(

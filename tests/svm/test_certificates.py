@@ -219,6 +219,17 @@ def test_a_contradiction_in_a_subspace_is_proved_in_fractions() -> None:
     assert not solve(MarginProblem.from_rows(rows), "l2").infeasible.any()
 
 
+@pytest.mark.parametrize("copies", [1, 5001])  # from 10,000 rows on over a working set
+def test_entries_that_underflow_beside_others_prove_nothing(copies: int) -> None:
+    """Rows (±1, ε) of length 1e140 with ε = 1e-330: W = (0, 1e190) satisfies them, but in float64 ε is 0."""
+    rows = np.tile([[1e140, 1e-190], [-1e140, 1e-190]], (copies, 1))
+    for problem in (MarginProblem.from_rows(rows), MarginProblem.from_rows(np.ones((len(rows), 1)), rows)):
+        solution = solve(problem, max_iterations=3)
+        assert solution.open.all()
+        assert (solution.lower <= 1e190).all()
+    assert solve(MarginProblem.from_rows(rows * [1, 0])).infeasible.all()
+
+
 def test_a_query_that_contradicts_itself_is_proved_alone() -> None:
     """Six competitors around the selected token of one query; the other queries are fine."""
     rng = np.random.default_rng(3)

@@ -159,6 +159,18 @@ def test_several_queries_masks_and_single_precision() -> None:
     assert solve(single, tol=1e-8).norm.item() == pytest.approx(solution.norm.item(), rel=1e-3)
 
 
+def test_float32_tokens_of_several_instances_are_not_rounded() -> None:
+    """Differences of float32 tokens need more digits than float32 has: they are those of the same tokens in float64."""
+    data, tokens = planted(n=700, T=16, d=3, e=2)
+    single = TokenData.cross(data.X[0] + 3, data.Z[0]).to(dtype=torch.float32)
+    two = TokenData.cross(single.X.expand(2, -1, -1, -1), single.Z.expand(2, -1, -1, -1))
+    solution = solve(att_svm(two, tokens.expand(2, -1, -1)), tol=1e-8)
+    exact = solve(att_svm(single.to(dtype=torch.float64), tokens), tol=1e-8)
+    assert solution.solved.all()
+    assert (solution.lower <= exact.upper).all()
+    assert (solution.upper >= exact.lower).all()
+
+
 def test_own_rows_and_several_instances() -> None:
     rng = np.random.default_rng(0)
     A = rng.normal(size=(2, 12_000, 5))

@@ -129,6 +129,17 @@ def test_schatten_between_its_known_cases() -> None:
         assert (larger >= smaller * (1 - 1e-9)).all()
 
 
+def test_schatten_with_extreme_exponents_is_next_to_spectral_and_nuclear() -> None:
+    """‖W‖_∞ ≤ ‖W‖_p ≤ 3^(1/p)‖W‖_∞ and ‖W‖_p ≤ ‖W‖_1 ≤ 3^(1/q)‖W‖_p; σ^1000 itself leaves the range of float64."""
+    problem = att_svm(sphere(2, 3, 3, trials=2, seed=0))
+    for p, limit in ((1000, "spectral"), (1.001, "nuclear")):
+        near, at = solve(problem, Schatten(p)), solve(problem, limit)
+        far = 3 ** (1 / 1000)
+        assert (near.lower <= at.upper * far).all()
+        assert (near.upper >= at.lower / far).all()
+        assert (near.lower <= near.upper).all()
+
+
 def test_a_single_row_has_a_closed_form() -> None:
     problem = att_svm(sphere(1, 2, 5, trials=5, seed=2))
     F = problem.A[:, 0].mT @ problem.Z[:, :1]
@@ -230,6 +241,10 @@ def test_margin_efficiency_and_uniqueness() -> None:
         assert ((others > 0) & (others <= own + 1e-12)).all()
         assert (solution.efficiency(-solution.W) < 0).all()
         assert (solution.efficiency(torch.zeros(6, 6)) == 0).all()
+        assert solution.efficiency(torch.full((6, 6), torch.nan)).isnan().all()
+        assert torch.equal(solution.efficiency(solution.W.numpy()), solution.efficiency(solution.W))
+        with pytest.raises(AttsvmError, match=r"W must have shape \(d, e\)"):
+            solution.efficiency(torch.zeros(5, 6))
     assert solve(MarginProblem.from_rows(np.eye(3)), "nuclear").unique.all()
     infeasible = solve(MarginProblem.from_rows([[1.0, 0], [-1, 0]]), "l2")
     assert infeasible.efficiency(torch.ones(2, 1)).isnan().all()

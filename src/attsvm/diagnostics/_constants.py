@@ -96,7 +96,7 @@ def loss_constants(data: TokenData, loss: Any = "logistic") -> tuple[Tensor, Ten
     low = scores.masked_fill(~data.mask, torch.inf).amin((1, 2, 3))
     high = scores.amax((1, 2, 3))
     f = ell.most_bent(low, high)
-    return ell.bend(f) * ell.log_slope(f).exp(), ell.log_slope(low).exp()  # −ℓ′ falls in f
+    return (ell.bend(f) * ell.log_slope(f).exp()).abs(), ell.log_slopes(low, high)[1].exp()
 
 
 def lipschitz_constant(data: TokenData, loss: Any = "logistic") -> Tensor:
@@ -170,7 +170,8 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any
     scores = data.scores()
     lowest = scores.masked_fill(~data.mask, torch.inf).amin(-1)
     highest = scores.amax(-1)
-    slopes = ell.log_slope(lowest).exp().sum((1, 2)) / ell.log_slope(highest).exp().amin((1, 2))
+    least, largest = (slope.exp() for slope in ell.log_slopes(lowest, highest))
+    slopes = largest.sum((1, 2)) / least.amin((1, 2))
     gap = c.gamma_gap.amin((1, 2))
     gap_bar = c.gamma_gap_bar.amax((1, 2)).clamp(min=0)
     pi = c.mu0 / 3
@@ -179,8 +180,8 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any
     R_pi = torch.log((c.delta * gap_bar * T**2 / 2 + 3 * scale) * slopes / (pi * gap)) / torch.minimum(
         pi, 1.5 * c.delta
     )
-    # L ranges between its values at the best and at the worst tokens, and −ℓ′ is largest at the latter.
-    fall = (ell.log_slope(lowest).exp() * (highest - lowest)).sum((1, 2)) / data.n
+    # L ranges between its values at the best and at the worst tokens.
+    fall = (largest * (highest - lowest)).sum((1, 2)) / data.n
     R_mu = (3 * lr * fall / c.mu0) ** (1 / geometry.p)
     R = torch.maximum(torch.maximum(R_delta, R_pi) * solution.norm, R_mu).clamp(min=math.exp(2))
     return torch.where((gap > 0) & solution.solved, R, torch.nan)
@@ -188,6 +189,6 @@ def radius(data: TokenData, constants: Constants, solution: MaxMargin, loss: Any
 
 def _longest(data: TokenData, q: float) -> Tensor:
     """max ‖x_t zᵀ‖_q = ‖x_t‖_q ‖z‖_q over queries and the tokens they see, (B,)."""
-    x = torch.linalg.vector_norm(data.X, ord=q, dim=-1)[:, :, None, :]
-    z = torch.linalg.vector_norm(data.Z, ord=q, dim=-1)[..., None]
+    x = Lp(q).norm(data.X[..., None])[:, :, None, :]
+    z = Lp(q).norm(data.Z[..., None])[..., None]
     return (x * z).masked_fill(~data.mask, 0.0).amax((1, 2, 3))

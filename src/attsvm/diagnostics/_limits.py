@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
+from attsvm.data import LinearHead
 from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory, limit_of
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear
 
@@ -85,6 +86,10 @@ def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
         why = "W and v together; proved for the regularization path (mirror-descent Theorem 5)"
         return Limit(geometry, Evidence.CONJECTURED, why)
     evidence, why = _of_rule(rule)
+    missing = _unproved(run)
+    if evidence is Evidence.ATTENTION and missing:
+        why = f"the proofs need {missing} (TF-as-SVM Theorem 7, mirror-descent Theorem 4)"
+        evidence = Evidence.CONJECTURED
     return Limit(geometry, evidence, why, caution(run, norm_mm))
 
 
@@ -154,6 +159,17 @@ def _of_batches(run: Trajectory, size: int) -> Limit:
         return Limit(geometry, Evidence.CONJECTURED, why)
     why = "normalised steps on mini-batches weigh all samples alike and leave this margin (map-batch)"
     return Limit(geometry, Evidence.NONE, why)
+
+
+def _unproved(run: Trajectory) -> str:
+    """What the theorems on descent ask for and this run lacks; where settings changed, steps are those of the last."""
+    met = {
+        "a linear head": isinstance(run.data.head, LinearHead),
+        "Assumption A": run.loss.bounded_slopes,
+        "a loss for every query": not run.loss.couples,
+        "steps of one size": all(rate["kind"] in ("constant", "unknown") for rate in run.settings["lr"].values()),
+    }
+    return " and ".join(need for need, holds in met.items() if not holds)
 
 
 def _of_rule(rule: Rule) -> tuple[Evidence, str]:

@@ -46,7 +46,8 @@ class Verdict:
     status, W_mm, norm_mm   the predicted SVM: `Status`, solution (B, d, e), its norm
     globally_optimal, locally_optimal   of the tokens, by their scores (in joint runs by the trained v)
     error                the direction error that `reached` is about: bregman for ℓp, misalignment for the nuclear
-                         norm, svmeq_misalignment in composite trials; 0 where the SVM has no rows
+                         norm, svmeq_misalignment in composite trials; where the SVM has no rows 0, but NaN in
+                         composite trials
     misalignment, bregman   1 − correlation, and directional Bregman divergence, of W and W_mm
     svmeq_misalignment   1 − correlation with W_fin + γ W_mm (nonlinear heads only)
     margin_ratio         margin of W/‖W‖ over the largest possible
@@ -138,7 +139,7 @@ class Verdict:
             "median margin ratio": _median(self.margin_ratio),
             "median margin efficiency": {norm: _median(share) for norm, share in self.efficiency.items()},
             "median norm": _median(self.norm),
-            "feasible": self.status.count(Status.SOLVED),
+            "feasible": int(self.norm_mm.isfinite().sum()),
             "globally optimal": int(self.globally_optimal.sum()),
             "locally optimal": int(self.locally_optimal.sum()),
             "composing several tokens": int(self.composite.sum()),
@@ -159,7 +160,7 @@ class Verdict:
         }
         if self.head is not None:
             result["head"] = {
-                "feasible": self.head.status.count(Status.SOLVED),
+                "feasible": int(self.head.norm_mm.isfinite().sum()),
                 "median misalignment": _median(self.head.misalignment),
                 "median directional Bregman divergence": _median(self.head.error),
             }

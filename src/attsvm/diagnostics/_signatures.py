@@ -25,12 +25,13 @@ class Signature(IntEnum):
 
     NOT_FINITE = 0
     INFEASIBLE = 1
-    REACHED = 2
-    NORM_NOT_GROWING = 3
-    STEP_TOO_LARGE = 4
-    NOT_LOCALLY_OPTIMAL = 5
-    OSCILLATING = 6
-    TOO_EARLY = 7
+    NOT_SOLVED = 2
+    REACHED = 3
+    NORM_NOT_GROWING = 4
+    STEP_TOO_LARGE = 5
+    NOT_LOCALLY_OPTIMAL = 6
+    OSCILLATING = 7
+    TOO_EARLY = 8
 
     @property
     def label(self) -> str:
@@ -41,6 +42,8 @@ ADVICE = {
     Signature.NOT_FINITE: "The weights left the range of the numbers: take normalised steps, or a smaller lr.",
     Signature.INFEASIBLE: "No W separates the selected tokens: mask equal ones (data.without_repeats()), or look for "
     "ties or too small a dimension.",
+    Signature.NOT_SOLVED: "The max-margin problem of the selected tokens is too hard for float64, so its direction is "
+    "not known: take p further from 1 and from infinity, or look for margins that are tiny beside the tokens.",
     Signature.REACHED: "The direction is that of the predicted max-margin solution.",
     Signature.NORM_NOT_GROWING: "The norm has stopped growing, so there is no direction to converge to: start "
     "nearer to zero (a smaller init scale) or inside the cone of an SVM solution (init=Near(W)), with a smaller lr.",

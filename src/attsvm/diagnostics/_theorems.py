@@ -70,6 +70,11 @@ class Facts:
         return {"unique optimal tokens": has_unique_optimum(self.run.data)}
 
     @cached_property
+    def feasible(self) -> dict[str, Tensor]:
+        """Where no query has a second token, W stays where it is and has no direction."""
+        return {"optimal SVM feasible": self.optimal.solved, "a query with a second token": self.optimal.norm > 0}
+
+    @cached_property
     def plain_step(self) -> dict[str, Tensor]:
         """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
         run = self.run
@@ -126,7 +131,7 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
         return result
     if run.parameterization == "joint":
         return result | (_joint(facts, samples, seed) if samples else {})
-    paths = facts.loss | facts.unique | {"optimal SVM feasible": facts.optimal.solved}
+    paths = facts.loss | facts.unique | facts.feasible
     paths |= {"Assumption E": assumption_e(data, data.optimal_tokens()).holds}
     if run.parameterization == "KQ":
         width = run.settings.get("m")
@@ -169,7 +174,6 @@ def _gradient_descent(facts: Facts, cone: Tensor, samples: int, seed: int) -> Co
     L_W = lipschitz_constant(data, run.loss) if facts.is_linear else torch.full_like(optimal.norm, math.inf)
     small = facts.plain_step | {"η ≤ 1/L_W": facts.lr * L_W <= 1}
     b1, b2 = assumption_b1(data, optimal).holds, assumption_b2(data).holds
-    feasible = {"optimal SVM feasible": optimal.solved}
     one_query = {"one query (n·K = 1)": facts.everywhere(data.n * data.K == 1)}
     crossed, crossed_first = _below_barrier(facts)
     first_step = {
@@ -179,15 +183,16 @@ def _gradient_descent(facts: Facts, cone: Tensor, samples: int, seed: int) -> Co
     }
     below = {"L(W) below the barrier at a recorded step": crossed}
     result = {
-        NORM: given | {"Assumption B": b1 | b2} | feasible | small,
-        SCORES: given | {"Assumption B.2": b2} | one_query | feasible | small,
-        FIRST_STEP: given | facts.unique | feasible | first_step | small,
-        BARRIER: given | facts.unique | feasible | below | small,
+        NORM: given | {"Assumption B": b1 | b2} | facts.feasible | small,
+        SCORES: given | {"Assumption B.2": b2} | one_query | facts.feasible | small,
+        FIRST_STEP: given | facts.unique | facts.feasible | first_step | small,
+        BARRIER: given | facts.unique | facts.feasible | below | small,
         LOCAL: given | {"tokens locally optimal": facts.local, "W in the cone C_{μ,R}": cone} | small,
     }
     if samples:
         d = assumption_d(data, run.geometry, samples=samples, seed=seed).holds
-        result[CONJECTURE] = given | facts.unique | {"Assumption B.1": b1, "Assumption D": d} | facts.plain_step
+        conjectured = {"Assumption B.1": b1, "Assumption D": d}
+        result[CONJECTURE] = given | facts.unique | facts.feasible | conjectured | facts.plain_step
     return result
 
 

@@ -56,7 +56,8 @@ def verdict(
     and the tokens are locally optimal. Where the error is a divergence, 1 − correlation must be at most `tol`, too: for
     p near 1 or large the divergence hardly sees most directions. In joint runs v must also be within `tol` of the
     ℓp-SVM of these tokens, by both. Where several tokens are composed, W keeps a finite part. There the error is 1 −
-    correlation with W_fin + γ W_mm, and the sets must be decided.
+    correlation with W_fin + γ W_mm, and the sets must be decided; where they leave no token out, it is NaN, since every
+    W would do.
 
     Records make the verdict sharper. "norm" and "loss" reveal a norm that stops growing and steps that are too large.
     "W" gives rates, oscillations, and whether the cones of the theorems were entered. `samples` > 0 also checks
@@ -76,8 +77,9 @@ def verdict(
 
     solution, composite, decided, svmeq = _predicted(run, finite)
     W_mm = torch.where(solution.solved[:, None, None], solution.W, 0.0)
-    known = solution.solved & finite
-    error = torch.where(composite, svmeq, _known(_error(run, solution, W_mm, W), known))
+    # Where several tokens are selected and none is left out, W_fin reproduces any W, and nothing is predicted.
+    known = solution.solved & finite & ~(composite & (solution.norm == 0))
+    error = _known(torch.where(composite, svmeq, _error(run, solution, W_mm, W)), known)
     local = is_locally_optimal(data, tokens, solution) & ~composite
     head = _judge_head(run, finite) if run.v is not None else None
 
@@ -99,7 +101,8 @@ def verdict(
     signature = diagnose(
         {
             Signature.NOT_FINITE: ~finite,
-            Signature.INFEASIBLE: ~solution.solved,
+            Signature.INFEASIBLE: solution.infeasible,
+            Signature.NOT_SOLVED: solution.open,
             Signature.REACHED: reached,
             Signature.NORM_NOT_GROWING: norm_stands_still(run, solution.norm) & ~jumped,
             Signature.STEP_TOO_LARGE: loss_rises(run) | long | jumped,

@@ -29,7 +29,7 @@ class Geometry(ABC):
     solve                    dual_norm, twice differentiable off 0
     train, mirror descent    mirror, inverse; for normalised steps dual_norm
     verdict                  dual_norm; with mirror also its direction error is the directional Bregman divergence
-                             (1 − correlation without)
+                             (1 − margin ratio without)
 
     `potential`, `conjugate` and `bregman` follow from `mirror` by integration unless `_potential`, `_conjugate` and
     `_bregman` are given. Where a method is missing, the first call that needs it says so.

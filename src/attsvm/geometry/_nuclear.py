@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.geometry._base import Geometry, rounding, scale
+from attsvm.geometry._lp import Lp
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
 
@@ -250,7 +251,7 @@ def schatten_bound(W: Tensor, error: Tensor | None, p: float) -> Tensor:
     skew = [(M.mT @ M - eye).square().sum((-2, -1)).sqrt() + slack * rank for M in (U, Vh.mT)]
     size = (U.abs() * s[..., None, :]) @ Vh.abs()
     left = ((U * s[..., None, :]) @ Vh - W).abs() + slack * size + (0.0 if error is None else error)
-    norm = torch.linalg.vector_norm(s, ord=p, dim=-1)
+    norm = Lp(p).norm(s[..., None])  # scaled: of s < 1 a large power underflows
     whole = (1 + skew[0]).sqrt() * (1 + skew[1]).sqrt() * norm
     return (whole + max(1.0, rank ** (1 / p - 0.5)) * left.square().sum((-2, -1)).sqrt()) * (1 + slack)
 

@@ -15,7 +15,7 @@ from attsvm.errors import AttsvmError, describe
 from attsvm.named import kinds
 
 GRID = 257
-"""Points at which the maximal curvature of a user's loss is searched."""
+"""Points at which the extreme slopes and curvatures of a user's loss are searched."""
 
 
 class Loss(ABC):
@@ -27,6 +27,8 @@ class Loss(ABC):
     name: ClassVar[str]
     bounded_slopes: ClassVar[bool] = False
     """Assumption A of the papers: ℓ′ is bounded and Lipschitz on bounded intervals. Set it where that is proved."""
+    convex: ClassVar[bool] = False
+    """Is −ℓ′ known to fall in f? Otherwise its extremes are searched among 257 points."""
     couples: ClassVar[bool] = False
     """Does the loss of a query depend on the outputs of the sample's other queries?"""
 
@@ -51,9 +53,21 @@ class Loss(ABC):
         return log_part + torch.log(factor)
 
     def most_bent(self, low: Tensor, high: Tensor) -> Tensor:
-        """The f in [low, high] at which ℓ″ is largest, here among 257 points."""
-        f = low + (high - low) * torch.linspace(0, 1, GRID).to(low)[(slice(None), *(None,) * low.ndim)]
-        return f.gather(0, (self.bend(f) * self.log_slope(f).exp()).argmax(0, keepdim=True))[0]
+        """The f in [low, high] at which |ℓ″| is largest, here among 257 points."""
+        f = _grid(low, high)
+        return f.gather(0, (self.bend(f) * self.log_slope(f).exp()).abs().argmax(0, keepdim=True))[0]
+
+    def log_slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest log(−ℓ′) on [low, high]."""
+        if self.convex:
+            return self.log_slope(high), self.log_slope(low)
+        slopes = self.log_slope(_grid(low, high))
+        return slopes.amin(0), slopes.amax(0)
+
+
+def _grid(low: Tensor, high: Tensor) -> Tensor:
+    """Numbers from low to high, along a new first axis."""
+    return torch.lerp(low, high, torch.linspace(0, 1, GRID).to(low)[(slice(None), *(None,) * low.ndim)])
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,7 @@ class Logistic(Loss):
     """ℓ(f) = log(1 + e^(−f))."""
 
     name: ClassVar[str] = "logistic"
+    convex: ClassVar[bool] = True
     bounded_slopes: ClassVar[bool] = True
 
     def value(self, f: Tensor) -> Tensor:
@@ -84,6 +99,7 @@ class Exponential(Loss):
     """ℓ(f) = e^(−f)."""
 
     name: ClassVar[str] = "exponential"
+    convex: ClassVar[bool] = True
     bounded_slopes: ClassVar[bool] = True
 
     def value(self, f: Tensor) -> Tensor:
@@ -104,6 +120,7 @@ class Correlation(Loss):
     """ℓ(f) = −f."""
 
     name: ClassVar[str] = "correlation"
+    convex: ClassVar[bool] = True
     bounded_slopes: ClassVar[bool] = True
 
     def value(self, f: Tensor) -> Tensor:
@@ -124,6 +141,7 @@ class Log(Loss):
     """ℓ(f) = −log f, for outputs that are probabilities: cross-entropy of classes and of next tokens."""
 
     name: ClassVar[str] = "log"
+    convex: ClassVar[bool] = True
 
     def value(self, f: Tensor) -> Tensor:
         return -torch.log(f)

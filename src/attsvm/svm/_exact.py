@@ -22,6 +22,9 @@ _DOUBLE = 2.0**-101
 _TINY = 1e-300
 """More than what underflow can do to a sum of numbers of size 1."""
 
+LEAST = 1e-290
+"""Entries of rows of norm 1 below this may have lost digits to underflow: they serve in sums, not in fractions."""
+
 _SPLIT = 2.0**27 + 1
 
 BLOCK = 2**21
@@ -34,6 +37,12 @@ def power_of_two(x: Tensor) -> Tensor:
     exponent = exponent - (fraction < 0.5**0.5).int()
     bits = (exponent.long().clamp(-1022, 1023) + 1023) << 52
     return torch.where(x.isfinite(), torch.where(x > 0, bits.view(torch.float64), 1.0), x)
+
+
+def shrunk(x: Tensor, by: Tensor) -> Tensor:
+    """x over powers of two. What would underflow becomes ±2⁻¹⁰²²: still not 0, and far below `LEAST`."""
+    y, tiny = x / by, torch.finfo(torch.float64).tiny
+    return torch.where((x != 0) & (y.abs() < tiny), torch.copysign(torch.full_like(y, tiny), x), y)
 
 
 def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

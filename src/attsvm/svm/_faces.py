@@ -73,7 +73,7 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
     tied = (problem.equality.flatten(1) | (solution.support.flatten(1) & (lam > 0))) & there
     V = _project(rows, scale, b, tied, there, C / t, part) * t
     V = torch.where((solution.upper > 0)[:, None, None], V, 0.0)
-    off = solution.efficiency(V) < 1 - tol
+    off = ~(solution.efficiency(V) >= 1 - tol)  # NaN, too
     equality = (problem.equality & problem.present).flatten(1)
     left = ((rows.apply(V) - problem.b.double().flatten(1)).abs() * scale).where(equality, 0.0).amax(1)
     off |= left > tol * solution.upper

@@ -20,7 +20,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from attsvm.svm._exact import UNIT, combination, inner
+from attsvm.svm._exact import LEAST, UNIT, combination, inner
 from attsvm.svm._rows import Rows, System
 
 _MOST_NUMBERS = 2**26
@@ -172,7 +172,12 @@ def _vertex(one: System, lam: Tensor) -> list[int]:
 
 
 def _dependence(rows: Rows, support: list[int]) -> list[Fraction]:
-    """The weights of the one linear dependence of these rows, exactly; none where there is none, or more than one."""
+    """The weights of the one linear dependence of these rows, exactly; none where there is none, or more than one, or
+    where the rows have entries that underflow may have changed."""
+    of_rows = [x[0].flatten(0, 1)[support] for x in (rows.A, rows.A_low) if x is not None]
+    of_groups = rows.Z[0, [c // rows.R for c in support]]
+    if any(bool(((x != 0) & (x.abs() < LEAST)).any()) for x in (*of_rows, of_groups)):
+        return []
     z = [[Fraction(x) for x in group] for group in rows.Z[0].tolist()]
     a = [[Fraction(x) for x in row] for row in rows.A[0].flatten(0, 1).tolist()]
     if rows.A_low is not None:

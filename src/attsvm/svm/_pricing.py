@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.errors import AttsvmError
 from attsvm.svm._augmented import WorkingRows
 from attsvm.svm._embedding import EmbeddingProblem
-from attsvm.svm._exact import UNIT, power_of_two, two_sum, values
+from attsvm.svm._exact import UNIT, power_of_two, shrunk, two_sum, values
 from attsvm.svm._problem import MarginProblem, TokenProblem
 from attsvm.svm._rows import Rows
 
@@ -166,8 +166,9 @@ class FormedPricing:
     def __init__(self, problem: MarginProblem, k: int) -> None:
         self.present, self.equality = problem.present[k], problem.equality[k] & problem.present[k]
         self.b = problem.b[k].double()
-        self.A, self.Z = problem.A[k].double(), problem.Z[k].double()
-        self.low = None if problem.A_low is None else problem.A_low[k].double()
+        self.A, self.Z, self.low = problem.A[k].double(), problem.Z[k].double(), None
+        if problem.A_low is not None:  # of float32 tokens 2⁻²⁴ of A, as in `double_rows`
+            self.A, self.low = two_sum(self.A, problem.A_low[k].double())
         self.rows = Rows(self.A[None], self.Z[None])
         self.asked = self.present & ~self.equality
 
@@ -196,10 +197,11 @@ class FormedPricing:
 
 
 def scaled(A: Tensor, low: Tensor, Z: Tensor, b: Tensor, equality: Tensor, code: Tensor) -> WorkingRows:
-    """Rows and b divided by powers of two, so that rows have norm about 1 and nothing is rounded."""
+    """Rows and b divided by powers of two, so that rows have norm about 1 and nothing is rounded, underflow aside."""
     of_A, of_Z = (power_of_two(torch.linalg.vector_norm(x, dim=1)) for x in (A, Z))
     scale = of_A * of_Z
     asked = b / scale
     if bool(((asked < 1e-150) & (b != 0) | ~(asked < 1e150)).any()):
         raise AttsvmError(OUT_OF_RANGE)
-    return WorkingRows(A / of_A[:, None], Z / of_Z[:, None], low / of_A[:, None], asked, equality, scale, code)
+    A, Z, low = (shrunk(x, by[:, None]) for x, by in ((A, of_A), (Z, of_Z), (low, of_A)))
+    return WorkingRows(A, Z, low, asked, equality, scale, code)

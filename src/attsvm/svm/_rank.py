@@ -67,6 +67,7 @@ def solve_rank(
     problem bounds the result from below.
     """
     check_problem(problem)
+    problem = problem.formed()
     geometry = parse_geometry(geometry)
     d, e = problem.shape
     m = as_count("m", m, 1, min(d, e))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attsvm.checks import as_float
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
 from attsvm.frames import frame
@@ -138,16 +139,22 @@ class MaxMargin:
         strictly = self.norm.isfinite() & self.geometry.strictly_convex(*self.problem.shape)
         return strictly if bool(strictly.any()) else certainly_unique(self)
 
-    def efficiency(self, W: Tensor) -> Tensor:
+    def efficiency(self, W: Any) -> Tensor:
         """Margin efficiency of W (B, d, e) or (d, e): the margin of W/‖W‖ over the largest one, (B,).
 
-        1 for any solution; 0 or less where W does not separate; NaN where the problem is infeasible. Equality rows are
-        ignored. The value is right to the gap, and at most 1 in exact arithmetic, because `lower` stands for the norm.
+        1 for any solution; 0 or less where W does not separate; NaN where the problem is infeasible or W is not finite.
+        Equality rows are ignored. The value is right to the gap, and at most 1 in exact arithmetic, because `lower`
+        stands for the norm.
         """
-        W = W.to(self.W).expand(len(self), *self.problem.shape)
+        W, (d, e) = as_float("W", W, like=self.W), self.problem.shape
+        if tuple(W.shape) not in ((d, e), (len(self), d, e)):
+            raise AttsvmError(
+                f"W must have shape (d, e) = {(d, e)} or (B, d, e) = {(len(self), d, e)}, but got {tuple(W.shape)}."
+            )
+        W = W.expand(len(self), d, e)
         least = self.problem.least_margin(W)
         norm = self.geometry.norm(W)
-        value = torch.where(norm > 0, least / norm, 0.0) * self.lower
+        value = torch.where(norm == 0, 0.0, least / norm) * self.lower
         value = torch.where(self.upper > 0, value, 1.0)  # where nothing is asked
         return torch.where(self.norm.isfinite(), value, torch.nan)
 

@@ -17,7 +17,7 @@ from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
 from attsvm.svm._certify import Answer, certify, match_scales, share
 from attsvm.svm._conic import solve_blocks
-from attsvm.svm._exact import power_of_two, two_product
+from attsvm.svm._exact import power_of_two, shrunk, two_product
 from attsvm.svm._large import solve_large
 from attsvm.svm._linear import solve_linear
 from attsvm.svm._lp import solve_lp
@@ -146,7 +146,7 @@ def _solve_small(
         )
 
 
-def margin_efficiency(W: Tensor, solution: MaxMargin) -> Tensor:
+def margin_efficiency(W: Any, solution: MaxMargin) -> Tensor:
     """The margin of W/‖W‖ over the largest one, (B,): see `MaxMargin.efficiency`."""
     return solution.efficiency(W)
 
@@ -165,7 +165,7 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     """The scaled system, what its rows (B, N) and W (B,) were divided by, and the rows (B, N) that no W can satisfy
     because they are zero.
 
-    All divisors are powers of two, so the system is the problem without any rounding."""
+    All divisors are powers of two, so the system is the problem without any rounding, underflow aside (`shrunk`)."""
     double = double_rows(problem)
     A, Z, b = double.A, double.Z, problem.b.to(torch.float64)
     B, Q, R, d = A.shape
@@ -181,10 +181,10 @@ def prepare(problem: MarginProblem, geometry: Geometry) -> tuple[System, Tensor,
     norm_A, norm_Z = norm(A[..., None]), norm(Z[..., None])
     zero = ((norm_A == 0) | (norm_Z == 0)[..., None]).flatten(1)
     norm_A, norm_Z = power_of_two(norm_A), power_of_two(norm_Z)
-    A, Z = A / norm_A[..., None], Z / norm_Z[..., None]
+    A, Z = shrunk(A, norm_A[..., None]), shrunk(Z, norm_Z[..., None])
     low = None
     if double.A_low is not None and bool(double.A_low.any()):
-        low = torch.where(problem.present[..., None], double.A_low, 0.0) / norm_A[..., None]
+        low = shrunk(torch.where(problem.present[..., None], double.A_low, 0.0), norm_A[..., None])
     if problem.shape[1] == 1 and (low is None or bool((Z.abs() == 1).all())):
         # A scalar z joins its row, and all rows form one group.
         A, error = two_product(A, Z[:, :, None, :])
