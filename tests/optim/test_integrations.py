@@ -493,3 +493,19 @@ def test_steps_by_hand_are_counted(tmp_path, steps, every):
     assert trainer.global_step == (8 if "max_steps" in steps or every == 1 else 2)
     assert callback.pruning.count == (8 if "max_steps" in steps else 4)  # else batches, as they are planned
     assert callback.pruning.achieved() == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("make", [trainer_pruning, lightning_pruning])
+@pytest.mark.parametrize(
+    ("sparsity", "options", "wrong"),
+    [
+        (95, {}, "sparsity must be"),
+        (0.9, {"scope": "globl"}, "scope must be one of"),
+        (0.9, {"evry": 10}, "unexpected keyword argument 'evry'"),
+        (0.9, {"total_steps": 10}, "multiple values for argument 'total_steps'"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_training(make, sparsity, options, wrong):
+    pytest.importorskip("transformers" if make is trainer_pruning else "pytorch_lightning")
+    with pytest.raises(AttsvmError, match=wrong):
+        make(sparsity, **options)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._pruning import GradualPruning
+from attsvm.optim._pruning import GradualPruning, check_plan
 from attsvm.optim._shards import local
 
 __all__ = ["lightning_pruning", "trainer_pruning"]
@@ -34,6 +34,8 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
         from transformers.trainer_callback import TrainerCallback
     except ImportError as error:
         raise AttsvmError("trainer_pruning needs Hugging Face transformers: install transformers.") from error
+
+    check_plan(sparsity, **options)
 
     class Pruning(TrainerCallback):
         pruning: GradualPruning | None = None
@@ -100,6 +102,8 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
             from lightning.pytorch import Callback  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise AttsvmError("lightning_pruning needs Lightning: install pytorch-lightning.") from error
+
+    check_plan(sparsity, **options)
 
     class Pruning(Callback):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
         pruning: GradualPruning | None = None

@@ -1,5 +1,6 @@
 """Gradual magnitude pruning while an optimizer trains."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Iterable
@@ -324,6 +325,16 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
             "optimizer's groups with attsvm.optim.param_groups(model), or pass params=[…]."
         )
     return found
+
+
+def check_plan(sparsity: float, **options: Any) -> None:
+    """What GradualPruning would refuse whatever the optimizer and the number of steps."""
+    try:
+        given = inspect.signature(GradualPruning).bind(None, sparsity, 1, **options)
+    except TypeError as error:
+        raise AttsvmError(f"the options must be those of GradualPruning: {error}.") from error
+    given.apply_defaults()
+    _check(**{name: value for name, value in given.arguments.items() if name not in ("optimizer", "params")})
 
 
 def _check(
