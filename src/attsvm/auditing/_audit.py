@@ -221,7 +221,7 @@ def audit(
         length: longest text in tokens; the rest is cut off. 512, or what the model takes.
         batch: texts per forward pass.
         queries: the largest number of queries in a head's margin problems: the surest of four times as many, which are
-            spread over the texts.
+            spread over the texts; of a batch of tensors the first row is its text.
         competitors: number of tokens, those with the next largest logits, that the selected one is compared with.
         norms: of the margin problems.
         spaces: of the margin problems: that of queries and keys ("head"), that of tokens ("tokens"), or both.
