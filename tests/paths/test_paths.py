@@ -308,6 +308,7 @@ def test_one_token_has_nothing_to_learn():
         ("cone_epsilon must be", (), {"cone_epsilon": -1.0, "tokens": [0, 0, 0]}),
         ("tokens must", (), {"tokens": [0, 9, 0]}),
         ("m is the width", (), {"m": 2}),
+        ("head_radius is the bound of v", (), {"head_radius": 2.0}),
         ("head_radius must be positive", ("l2", "joint"), {"head_radius": 0.0}),
         ("head_radius must be finite", ("l2", "joint"), {"head_radius": lambda R: -R}),
         ("steps_per_radius must be", (), {"steps_per_radius": 0}),

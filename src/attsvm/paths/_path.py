@@ -130,6 +130,8 @@ def regularization_path(
     bounds = {"W": _radii(radii)}
     if joint:
         bounds["v"] = _head_radii(head_radius, bounds["W"])
+    elif head_radius is not math.sqrt:
+        raise AttsvmError("head_radius is the bound of v: give it with parameterization joint only.")
     if cone_epsilon is not None:
         cone_epsilon = as_real("cone_epsilon", cone_epsilon, least=0)
         if not local or joint:
