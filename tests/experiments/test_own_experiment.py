@@ -287,3 +287,9 @@ def test_a_column_that_no_table_holds_is_named(own: Path, tmp_path: Path) -> Non
 
     with pytest.raises(AttsvmError, match="column 'root' of own-squares must hold real numbers or texts"):
         run(replace(load_experiments(own)[0], run=roots), tmp_path / "runs", quick=True)
+
+
+def test_a_scheduler_is_an_address_and_has_workers_of_its_own(own: Path, tmp_path: Path) -> None:
+    for wrong, said in ((["tcp://127.0.0.1:9", "--workers", 0], "leave --workers out"), ([""], "it is empty")):
+        code, output = attsvm("reproduce", own, "--quick", "--out", tmp_path / "runs", "--scheduler", *wrong)
+        assert (code, said in output) == (1, True), output
