@@ -213,7 +213,7 @@ def _largest_label_margin(data: TokenData, geometry: Geometry) -> Tensor:
         margin = solve(head_svm(data[trials], alpha), geometry).margin
         # Any that can be selected comes before all that cannot.
         margin = torch.where(solve(att_svm(data[trials], alpha), geometry).solved, margin + 1, margin / (1 + margin))
-        margin, index = margin.reshape(data.B, -1).max(1)
+        margin, index = margin.reshape(data.B, len(part)).max(1)
         winner = alpha[index + len(part) * torch.arange(data.B, device=data.device)]
         tokens = torch.where((margin > best)[:, None, None], winner, tokens)
         best = torch.maximum(best, margin)
