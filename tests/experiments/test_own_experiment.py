@@ -293,3 +293,11 @@ def test_a_scheduler_is_an_address_and_has_workers_of_its_own(own: Path, tmp_pat
     for wrong, said in ((["tcp://127.0.0.1:9", "--workers", 0], "leave --workers out"), ([""], "it is empty")):
         code, output = attsvm("reproduce", own, "--quick", "--out", tmp_path / "runs", "--scheduler", *wrong)
         assert (code, said in output) == (1, True), output
+
+
+def test_a_figure_that_is_not_returned_is_named(own: Path, tmp_path: Path) -> None:
+    own.write_text(OWN.replace("    return figure\n", ""))
+    (experiment,) = load_experiments(own)
+    run(experiment, tmp_path / "runs", quick=True)
+    with pytest.raises(AttsvmError, match="figure of own-squares must return a matplotlib figure, but got NoneType"):
+        gather(tmp_path / "runs", [experiment])
