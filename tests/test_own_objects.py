@@ -1,6 +1,6 @@
 """Losses, heads, geometries, rules and data that a user writes, taken through everything that the library does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -280,6 +280,18 @@ def test_sweep_is_a_table_of_runs() -> None:
     assert len(partly) == 1
     with pytest.raises(AttsvmError, match="data needs n: give it a value"):
         attsvm.sweep(lambda d, n: sphere(n, 3, d), d=[3], steps=5)
+    with pytest.raises(AttsvmError, match="data must be TokenData or a function that makes them, but got int 5"):
+        attsvm.sweep(5, steps=5)  # type: ignore[arg-type]
+
+
+def test_the_rows_of_a_sweep_say_what_they_are_of() -> None:
+    data = sphere(2, 3, 4, trials=2, seed=1)
+    table = attsvm.sweep(data, lr=[0.5, attsvm.Growing(0.1), attsvm.Growing(1.0)], rule=["adam", "sign"], steps=2)
+    columns = table.to_pydict() if hasattr(table, "to_pydict") else table.to_dict("list")
+    assert columns["lr"][::2] == ["0.5", "Growing(base=0.1, factor=4.0)", "Growing(base=1.0, factor=4.0)"]
+    assert columns["rule"] == ["adam", "sign"] * 3
+    with pytest.raises(AttsvmError, match="norm is a column of the results"):
+        attsvm.sweep(lambda norm: replace(data, X=norm * data.X), norm=[1.0, 2.0], steps=2)
 
 
 def test_two_classes_of_one_name_are_not_confused(data: TokenData, tmp_path: Path) -> None:

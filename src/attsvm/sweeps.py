@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 from attsvm.data import TokenData
 from attsvm.diagnostics import verdict
 from attsvm.dynamics import train
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.frames import frame
 from attsvm.progress import progress_bar
 
@@ -29,6 +29,8 @@ def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, prog
     A row holds the options of its run; the shares of trials that reached their limit, and that have globally and
     locally optimal tokens; and the medians of direction error, margin ratio, norm and rate (the power of the step).
     """
+    if not isinstance(data, TokenData) and not callable(data):
+        raise AttsvmError(f"data must be TokenData or a function that makes them, but got {describe(data)}.")
     own = {} if isinstance(data, TokenData) else dict(inspect.signature(data).parameters)
     makes = [name for name, parameter in own.items() if name in grid or parameter.default is parameter.empty]
     options = inspect.signature(train).parameters
@@ -43,18 +45,18 @@ def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, prog
         raise AttsvmError("every axis of a sweep must have a value, but one is empty.")
     fixed = {name: x for name, x in grid.items() if name not in axes}
     cells = [dict(zip(axes, values)) for values in product(*axes.values())]
+    shown = [dict(zip(axes, values)) for values in product(*map(_shown, axes.values()))]
     rows: list[dict[str, Any]] = []
     with progress_bar(progress, 0, len(cells)) as report:
-        for number, cell in enumerate(cells, start=1):
+        for number, (cell, names) in enumerate(zip(cells, shown), start=1):
             chosen = fixed | cell
             some = data if isinstance(data, TokenData) else data(**{name: chosen[name] for name in makes})
-            rows.append({name: _plain(x) for name, x in cell.items()} | _row(some, chosen, makes, tol))
+            row = _row(some, chosen, makes, tol)
+            if hidden := sorted(names.keys() & row.keys() - {"trials"}):
+                raise AttsvmError(f"{hidden[0]} is a column of the results: give the parameter of data another name.")
+            rows.append(names | row)
             report(number)
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    for name in axes:
-        if len({type(x) for x in columns[name]}) > 1:  # a column has one type
-            columns[name] = [str(x) for x in columns[name]]
-    return frame(columns)
+    return frame({name: [row[name] for row in rows] for name in rows[0]})
 
 
 def _row(data: TokenData, options: dict[str, Any], makes: list[str], tol: float) -> dict[str, Any]:
@@ -72,6 +74,13 @@ def _row(data: TokenData, options: dict[str, Any], makes: list[str], tol: float)
         "norm": summary["median norm"],
         "rate": summary["rate"]["median power of k"],
     }
+
+
+def _shown(values: Sequence[Any]) -> list[Any]:
+    """The values of an axis as a column shows them, of one type: objects by name, or in full where names are equal."""
+    names = [_plain(x) for x in values]
+    names = [str(x) if isinstance(name, str) and names.count(name) > 1 else name for x, name in zip(values, names)]
+    return names if len({type(name) for name in names}) == 1 else [str(name) for name in names]
 
 
 def _plain(x: Any) -> Any:

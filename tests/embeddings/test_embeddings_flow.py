@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -112,6 +114,9 @@ def test_a_vanishing_gradient_is_no_arrival_and_wrong_data_are_refused() -> None
         gradient_flow(sphere(2, 3, 4))
     with pytest.raises(AttsvmError, match="start"):
         gradient_flow(flat, torch.zeros(3))
+    for wrong in ({"norm": math.nan}, {"tol": 0.0}, {"start": torch.full((4,), math.nan)}):
+        with pytest.raises(AttsvmError, match=f"{next(iter(wrong))} must be"):
+            gradient_flow(flat, **wrong)
     curved = QuadraticHead(torch.ones(1, 1, 4), torch.ones(1, 1))
     with pytest.raises(AttsvmError, match="linear head"):
         gradient_flow(TokenData.cls(X, torch.tensor([[1.0, -1.0]], dtype=torch.float64), head=curved))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -145,7 +147,8 @@ def test_wrong_schedules_are_refused(wrong: dict) -> None:
     ("lists", "Y", "size", "match"),
     [
         ([[0], []], [1, -1], None, "every sequence"),
-        ([[0], [1]], [1, 0], None, "labels"),
+        ([[0], [1]], [1, 0], None, "labels ±1, but got 0"),
+        ([[0], [1]], [1, -1], 2.5, "size must be a whole number"),
         ([[0], [1]], [1], None, "labels"),
         ([[0], [6]], [1, -1], 6, "0..5"),
         ([[0], [-1]], [1, -1], 6, "0..5"),
@@ -181,3 +184,12 @@ def test_reduced_start_takes_any_dimension() -> None:
     assert 0 < float(gram[0, 1].abs()) < 1e-30
     with pytest.raises(AttsvmError, match="d must be"):
         initial_embeddings(4, 5, reduced=True)
+    with pytest.raises(AttsvmError, match="d must be finite and at least 6, but got nan"):
+        initial_embeddings(4, math.nan, reduced=True)
+
+
+def test_a_step_size_that_is_none_is_refused() -> None:
+    data, start = Sequences.from_lists([[0, 1], [1]], [1, -1]), initial_embeddings(2, 3)
+    for lr in (math.nan, -0.1):
+        with pytest.raises(AttsvmError, match="lr must be finite and at least 0"):
+            descend(data, start, lr=lr)

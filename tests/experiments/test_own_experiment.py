@@ -13,7 +13,18 @@ from typer.testing import CliRunner
 from attsvm import AttsvmError
 from attsvm.cli import INCOMPLETE
 from attsvm.cli._app import app
-from attsvm.experiments import Backend, Check, Experiment, Rows, load_experiments, run, run_experiments, write_template
+from attsvm.experiments import (
+    Backend,
+    Check,
+    Columns,
+    Experiment,
+    Params,
+    Rows,
+    load_experiments,
+    run,
+    run_experiments,
+    write_template,
+)
 from attsvm.experiments.jobs import main, work
 from attsvm.report import gather, write_report
 
@@ -222,3 +233,71 @@ def test_an_id_of_the_catalog_is_not_written(tmp_path: Path) -> None:
     assert code == 1
     assert "the id svm-fig7 is taken" in said
     assert not path.exists()
+
+
+def test_a_file_may_import_its_neighbours(own: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_neighbour.py").write_text("BOUND = 100\n")
+    own.write_text(OWN.replace("BOUND = 100", "from own_neighbour import BOUND"))
+    (experiment,) = load_experiments(own)
+    assert run(experiment, tmp_path / "runs", quick=True).passed
+
+
+def test_two_experiments_of_a_file_have_two_ids(own: Path) -> None:
+    own.write_text(OWN + "SAME = EXPERIMENT\n")
+    assert len(load_experiments(own)) == 1
+    own.write_text(
+        OWN
+        + "from dataclasses import replace\nOTHER = replace(EXPERIMENT, title='Cubes')\n"
+        + "EXPERIMENTS = [EXPERIMENT, OTHER]\n"
+    )
+    with pytest.raises(AttsvmError, match="two experiments with the id own-squares"):
+        load_experiments(own)
+
+
+@pytest.mark.parametrize("values", [[(1, 2), (3, 4)], [[1, 2], [3, 4]], [float("nan"), 1.0], [{"b": 1, "a": 2}]])
+def test_values_of_a_grid_are_found_again(own: Path, tmp_path: Path, values: list[object]) -> None:
+    calls: list[object] = []
+
+    def count(params: Params, trials: range, device: str) -> Columns:
+        calls.append(params["value"])
+        return {"square": np.zeros(len(trials))}
+
+    experiment = replace(load_experiments(own)[0], grid={"value": values, "a": [1]}, run=count, batch=5)
+    for _ in range(2):
+        outcome = run(experiment, tmp_path / "runs", quick=True)
+    assert len(calls) == len(values)
+    assert list(map(str, outcome.rows.values("value"))) == list(map(str, values))
+
+
+def test_a_cell_that_the_grid_names_twice_counts_once(own: Path, tmp_path: Path) -> None:
+    experiment = replace(load_experiments(own)[0], grid={"a": [2, 1, 2]})
+    assert len(run(experiment, tmp_path / "runs", quick=True).rows) == 2 * experiment.quick
+
+
+def test_a_grid_without_cells_is_refused(own: Path, tmp_path: Path) -> None:
+    for nothing in ({"grid": {"a": []}}, {"only": lambda params: False}, {"times": lambda params: 0}):
+        with pytest.raises(AttsvmError, match="own-squares has no trial"):
+            run(replace(load_experiments(own)[0], **nothing), tmp_path / "runs", quick=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_column_that_no_table_holds_is_named(own: Path, tmp_path: Path) -> None:
+    def roots(params: Params, trials: range, device: str) -> Columns:
+        return {"root": np.full(len(trials), 1j)}
+
+    with pytest.raises(AttsvmError, match="column 'root' of own-squares must hold real numbers or texts"):
+        run(replace(load_experiments(own)[0], run=roots), tmp_path / "runs", quick=True)
+
+
+def test_a_scheduler_is_an_address_and_has_workers_of_its_own(own: Path, tmp_path: Path) -> None:
+    for wrong, said in ((["tcp://127.0.0.1:9", "--workers", 0], "leave --workers out"), ([""], "it is empty")):
+        code, output = attsvm("reproduce", own, "--quick", "--out", tmp_path / "runs", "--scheduler", *wrong)
+        assert (code, said in output) == (1, True), output
+
+
+def test_a_figure_that_is_not_returned_is_named(own: Path, tmp_path: Path) -> None:
+    own.write_text(OWN.replace("    return figure\n", ""))
+    (experiment,) = load_experiments(own)
+    run(experiment, tmp_path / "runs", quick=True)
+    with pytest.raises(AttsvmError, match="figure of own-squares must return a matplotlib figure, but got NoneType"):
+        gather(tmp_path / "runs", [experiment])

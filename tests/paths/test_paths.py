@@ -151,6 +151,12 @@ def test_the_joint_path_takes_the_best_tokens_that_can_be_selected():
             assert path.loss[-1].item() <= other.loss[-1].item() * (1 + 1e-6)
 
 
+def test_a_path_of_no_trials_is_empty():
+    for parameterization in ("W", "KQ", "joint"):
+        path = regularization_path(sphere(2, 3, 4, trials=0), "l2", parameterization, radii=[1.0, 2.0])
+        assert path.W.shape == (2, 0, 4, 4)
+
+
 def test_the_joint_path_needs_a_slow_head_where_a_label_is_easy():
     # Only two of the three samples support the label SVM of trial 5, all of them that of trial 1.
     data = replace(sphere(3, 3, 5, trials=[1, 5], seed=3), head=None)
@@ -308,6 +314,7 @@ def test_one_token_has_nothing_to_learn():
         ("cone_epsilon must be", (), {"cone_epsilon": -1.0, "tokens": [0, 0, 0]}),
         ("tokens must", (), {"tokens": [0, 9, 0]}),
         ("m is the width", (), {"m": 2}),
+        ("head_radius is the bound of v", (), {"head_radius": 2.0}),
         ("head_radius must be positive", ("l2", "joint"), {"head_radius": 0.0}),
         ("head_radius must be finite", ("l2", "joint"), {"head_radius": lambda R: -R}),
         ("steps_per_radius must be", (), {"steps_per_radius": 0}),

@@ -79,6 +79,10 @@ def test_a_cone_needs_locally_optimal_tokens() -> None:
         cone_start(data, data.scores().argmin(-1))
     with pytest.raises(AttsvmError, match="lean"):
         cone_start(data, lean=2)
+    with pytest.raises(AttsvmError, match="scales must have a value"):
+        basins(data, scales=[])
+    with pytest.raises(AttsvmError, match="lr must be finite and at least 0, but got -1"):
+        cone_start(data, lr=-1)
     with pytest.raises(AttsvmError, match="ℓp norm"):
         cone_start(data, geometry="nuclear")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,6 +308,13 @@ def test_wrong_problems() -> None:
         attsvm.embedding_svm(np.eye(3), [[0, 5]], np.ones(3))
     with pytest.raises(AttsvmError, match="E must have shape"):
         attsvm.embedding_svm(np.eye(3), [[0, 1]], np.ones(4))
+    for offsets in ([], [0, 2], [0, 4], [1, 3], [0, 3, 2, 3], [0, -1, 3], [[0, 3]]):
+        flat = SimpleNamespace(ids=np.array([0, 1, 2]), offsets=np.array(offsets, np.int64))
+        with pytest.raises(AttsvmError, match=r"offsets must be .* rise from 0 to 3, the number of ids"):
+            attsvm.embedding_svm(np.eye(3), flat, np.ones(3))
+    flat.offsets = np.array([0, 3])
+    with pytest.raises(AttsvmError, match="p must be finite"):
+        attsvm.embedding_svm(np.eye(3), flat, [1, math.nan, 1])
     mixed = MarginProblem.from_rows([[1.0, 0], [0, 1]], b=[1.0, 2], equality=[False, True])
     with pytest.raises(AttsvmError, match="must have b = 0"):
         solve(mixed)

@@ -361,3 +361,9 @@ def test_whole_floats_of_a_csv_are_labels(tmp_path: Path, tokenizer: Path) -> No
     rows = [(text, label, split) for split in ("train", "test") for text, label in (("good", "1.0"), ("bad", "0.0"))]
     (tmp_path / "rows.csv").write_text("text,label,split\n" + "".join(f"{','.join(row)}\n" for row in rows))
     assert load_data(tmp_path / "rows.csv", tokenizer=tokenizer).train.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5])
+def test_a_length_that_is_no_number_of_tokens_is_named(length: float) -> None:
+    with pytest.raises(AttsvmError, match="length must be a whole number at least 1"):
+        load_data("synthetic", length=length)  # type: ignore[arg-type]

@@ -62,6 +62,10 @@ def reproduce_command(
     chosen, left_out = with_data(found, sources, [*experiments, *own])
     if jobs is not None and (scheduler is not None or workers):
         raise AttsvmError("--jobs computes elsewhere: leave --workers and --scheduler out.")
+    if scheduler is not None and workers is not None:
+        raise AttsvmError("--scheduler computes on its own workers: leave --workers out.")
+    if scheduler == "":  # Dask would start a cluster here
+        raise AttsvmError("--scheduler must be an address, tcp://host:8786, but it is empty.")
     if device != "cpu" and jobs is None:
         as_device(device)
         if scheduler is not None:

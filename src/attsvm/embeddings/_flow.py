@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float
+from attsvm.checks import as_count, as_float, as_real, check_real
 from attsvm.data import LinearHead, TokenData
 from attsvm.errors import AttsvmError, describe
 from attsvm.objective import Lanes, Logistic, attend, pulls
@@ -56,6 +56,10 @@ def gradient_flow(
     p = data.X.new_zeros(data.B, data.d) if start is None else as_float("start", start, data.X)
     if p.shape not in ((data.d,), (data.B, data.d)):
         raise AttsvmError(f"start must have shape (d,) or (B, d) = {(data.B, data.d)}, but got {tuple(p.shape)}.")
+    check_real("start", p)
+    norm = as_real("norm", norm, least=0)
+    if not as_real("tol", tol, least=0) > 0:
+        raise AttsvmError("tol must be above 0, but it is 0.")
     p = p.expand(data.B, data.d).clone()
     step = torch.full((data.B,), 1e-3, dtype=torch.float64, device=p.device)
     tangent = -problem.direction(p)[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from attsvm.checks import as_count
+from attsvm.checks import as_count, as_real
 from attsvm.embeddings._generate import random_stream
 from attsvm.embeddings._sequences import Sequences
 from attsvm.errors import AttsvmError
@@ -52,7 +52,7 @@ def initial_embeddings(size: int, d: float, *, seed: int = 0, trial: int = 0, re
         vectors[:rows] /= d**0.5
         vectors[rows] /= vectors[rows].norm()
         return Embeddings(vectors[1:rows], vectors[0], vectors[rows])
-    as_count("d", int(d), rows + 1)
+    as_real("d", d, rows + 1)
     lower = torch.from_numpy(stream.standard_normal((rows, rows + 1))).tril()
     # Row i: its part along v, then along the rows before it, then the rest, χ with d − 1 − i degrees of freedom.
     chi = torch.from_numpy(2 * stream.standard_gamma([(d - 1 - i) / 2 for i in range(rows)])).sqrt()
@@ -98,7 +98,7 @@ def descend(
     data: Sequences, start: Embeddings, *, lr: float, steps: int = 1, train_v: bool = False
 ) -> tuple[Embeddings, Tensor]:
     """Full-batch gradient descent on E and p (and v), and the loss before every step and at the end (steps + 1,)."""
-    data = ready(data, start)
+    data, lr = ready(data, start), as_real("lr", lr, least=0)
     at, losses = start, []
     for _ in range(as_count("steps", steps, 0)):
         found, slope = gradients(data, at)

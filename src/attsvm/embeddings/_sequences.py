@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_index
+from attsvm.checks import as_count, as_index
 from attsvm.errors import AttsvmError
 
 
@@ -37,10 +37,12 @@ class Sequences:
             raise AttsvmError("ids must be (N,) and offsets (n + 1,) with n ≥ 1.")
         if offsets[0] != 0 or offsets[-1] != len(ids) or not bool((offsets.diff() > 0).all()):
             raise AttsvmError(f"offsets must rise from 0 to N = {len(ids)}: every sequence needs a token.")
-        if labels.shape != (len(offsets) - 1,) or not bool((labels.abs() == 1).all()):
+        if labels.shape != (len(offsets) - 1,):
             raise AttsvmError(f"Y must be {len(offsets) - 1} labels ±1, but got shape {tuple(labels.shape)}.")
+        if not bool((labels.abs() == 1).all()):
+            raise AttsvmError(f"Y must be labels ±1, but got {labels[labels.abs() != 1][0]:g}.")
         largest = int(ids.max())
-        size = largest + 1 if size is None else size
+        size = largest + 1 if size is None else as_count("size", size)
         if int(ids.min()) < 0 or largest >= size:
             raise AttsvmError(f"ids must be in 0..{size - 1}, but they range from {int(ids.min())} to {largest}.")
         return cls(ids, offsets, labels.to(torch.float64), size, torch.ones(len(ids), dtype=torch.float64))

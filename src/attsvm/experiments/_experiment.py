@@ -41,7 +41,7 @@ class Rows:
 
     def values(self, name: str) -> list[Any]:
         """The values of a parameter in the order of the grid."""
-        return list(dict.fromkeys(params[name] for params, _ in self.cells if name in params))
+        return list({json.dumps(params[name]): params[name] for params, _ in self.cells if name in params}.values())
 
     def __getitem__(self, column: str) -> np.ndarray:
         return np.concatenate([columns[column] for _, columns in self.cells])
@@ -119,10 +119,11 @@ class Experiment:
                 ) from error
 
     def cells(self, quick: bool) -> list[Params]:
-        """All combinations of the grid."""
+        """All combinations of the grid, each once."""
         grid = dict(self.grid) | (dict(self.quick_grid) if quick else {})
         cells = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
-        return [cell for cell in cells if self.only is None or self.only(cell)]
+        kept = [cell for cell in cells if self.only is None or self.only(cell)]
+        return list({json.dumps(cell): cell for cell in kept}.values())
 
     def data(self, given: Mapping[str, str]) -> dict[str, str]:
         """The given data sets that this experiment uses, by name: those it needs, and those it accepts if they are
@@ -139,6 +140,8 @@ class Experiment:
             for start in range(0, trials, self.batch):
                 stop = min(start + self.batch, trials)
                 found.append(Batch(self, cell, trials, start, stop, device.partition(":")[0], data))
+        if not found:
+            raise AttsvmError(f"{self.id} has no trial: grid, only or times leave none.")
         return found
 
 

@@ -70,6 +70,8 @@ def _loaded(path: str, changed: int) -> dict[str, Experiment]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look
+    if (folder := str(Path(path).parent)) not in sys.path:
+        sys.path.insert(0, folder)  # the file may import its neighbours, now or when its functions run
     try:
         spec.loader.exec_module(module)
     except AttsvmError:
@@ -83,4 +85,8 @@ def _loaded(path: str, changed: int) -> dict[str, Experiment]:
     found = found or [one for one in vars(module).values() if isinstance(one, Experiment)]
     if not found:
         raise AttsvmError(f"{path} must define an experiment, EXPERIMENT = attsvm.experiments.Experiment(…).")
-    return {experiment.id: experiment for experiment in found}
+    by_id: dict[str, Experiment] = {}
+    for experiment in found:
+        if by_id.setdefault(experiment.id, experiment) is not experiment:
+            raise AttsvmError(f"{path} has two experiments with the id {experiment.id}: choose another one.")
+    return by_id

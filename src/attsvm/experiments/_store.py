@@ -51,7 +51,7 @@ def write_batch(
             )
         arrays[name] = column
     arrays[SECONDS] = np.full(count, timing[SECONDS] / count)
-    fields, data = zip(*(_field(name, np.ascontiguousarray(array)) for name, array in arrays.items()))
+    fields, data = zip(*(_field(name, np.ascontiguousarray(array), batch) for name, array in arrays.items()))
     provenance = batch.identity | {"first": batch.start, "last": batch.stop - 1} | dict(where)
     metadata = {_PROVENANCE: json.dumps(provenance, sort_keys=True), _TIMING: json.dumps(dict(timing), sort_keys=True)}
     table = pa.Table.from_arrays(list(data), schema=pa.schema(fields, metadata=metadata))
@@ -75,7 +75,8 @@ def read_batch(root: Path, batch: Batch) -> dict[str, np.ndarray]:
     path = root / batch.path
     columns, (provenance, _) = read_columns(path), read_provenance(path)
     trials = np.arange(batch.start, batch.stop)
-    ours = all(provenance.get(name) == value for name, value in batch.identity.items())
+    theirs = {name: provenance.get(name) for name in batch.identity}
+    ours = json.dumps(theirs, sort_keys=True) == json.dumps(batch.identity, sort_keys=True)
     if not ours or not np.array_equal(columns.get("trial"), trials):  # pyright: ignore[reportArgumentType]
         raise AttsvmError(f"{path} must have the trials {batch.start} to {batch.stop - 1}, but has others; {_DELETE}")
     return columns
@@ -174,15 +175,19 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
-def _field(name: str, array: np.ndarray) -> tuple[pa.Field, pa.Array]:
+def _field(name: str, array: np.ndarray, batch: Batch) -> tuple[pa.Field, pa.Array]:
     """A column: numbers as they are, arrays per trial as lists of fixed length with their shape beside them."""
-    if array.ndim == 1:
-        values = pa.array(array.tolist() if array.dtype.kind in "UO" else array)
-        return pa.field(name, values.type), values
     shape = array.shape[1:]
-    size = int(np.prod(shape))
-    values = pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size)
-    return pa.field(name, values.type, metadata={_SHAPE: json.dumps(shape)}), values
+    try:
+        values = pa.array(array.tolist() if array.dtype.kind in "UO" and not shape else array.reshape(-1))
+        if not shape:
+            return pa.field(name, values.type), values
+        values = pa.FixedSizeListArray.from_arrays(values, int(np.prod(shape)))
+        return pa.field(name, values.type, metadata={_SHAPE: json.dumps(shape)}), values
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise AttsvmError(
+            f"column {name!r} of {batch.experiment.id} must hold real numbers or texts: {one_line(error)}"
+        ) from error
 
 
 def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray:

@@ -130,6 +130,8 @@ def regularization_path(
     bounds = {"W": _radii(radii)}
     if joint:
         bounds["v"] = _head_radii(head_radius, bounds["W"])
+    elif head_radius is not math.sqrt:
+        raise AttsvmError("head_radius is the bound of v: give it with parameterization joint only.")
     if cone_epsilon is not None:
         cone_epsilon = as_real("cone_epsilon", cone_epsilon, least=0)
         if not local or joint:
@@ -211,7 +213,7 @@ def _largest_label_margin(data: TokenData, geometry: Geometry) -> Tensor:
         margin = solve(head_svm(data[trials], alpha), geometry).margin
         # Any that can be selected comes before all that cannot.
         margin = torch.where(solve(att_svm(data[trials], alpha), geometry).solved, margin + 1, margin / (1 + margin))
-        margin, index = margin.reshape(data.B, -1).max(1)
+        margin, index = margin.reshape(data.B, len(part)).max(1)
         winner = alpha[index + len(part) * torch.arange(data.B, device=data.device)]
         tokens = torch.where((margin > best)[:, None, None], winner, tokens)
         best = torch.maximum(best, margin)

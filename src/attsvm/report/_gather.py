@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.experiments import CATALOG, Check, Experiment, fine, read_provenance, read_stored, verdict_line
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def _section(runs: Path, experiment: Experiment) -> Section | None:
     known = [read_provenance(path) for path in stored.paths]
     rows = stored.rows() if stored.complete else None
     first = dict(known[0][0]) if known else {}
+    drawn = experiment.figure(rows) if rows is not None else None
+    if rows is not None and not hasattr(drawn, "savefig"):
+        raise AttsvmError(f"figure of {experiment.id} must return a matplotlib figure, but got {describe(drawn)}.")
     return Section(
         experiment=experiment,
         quick=stored.quick,
@@ -97,7 +100,7 @@ def _section(runs: Path, experiment: Experiment) -> Section | None:
         provenance=first,
         machines=sorted({f"{where.get('processor')}, {where.get('system')}" for where, _ in known}),
         paths=stored.paths,
-        figure=experiment.figure(rows) if rows is not None else None,
+        figure=drawn,
         checks=experiment.checks(rows) if rows is not None else [],
         trials=[batch.trials for batch in stored.batches if batch.start == 0],
     )

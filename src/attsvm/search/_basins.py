@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_real
+from attsvm.checks import as_count, as_float, as_real
 from attsvm.data import TokenData
 from attsvm.diagnostics import is_globally_optimal, is_locally_optimal
 from attsvm.dynamics import Gaussian, train
@@ -105,7 +105,10 @@ def basins(
     """
     geometry = parse_geometry(geometry)
     starts, steps = as_count("starts", starts), as_count("steps", steps)
-    spread = torch.tensor([as_real("scales", scale, least=0) for scale in scales], dtype=torch.float64)
+    given = as_float("scales", scales).flatten().tolist()
+    if not given:
+        raise AttsvmError("scales must have a value, but there is none.")
+    spread = torch.tensor([as_real("scales", scale, least=0) for scale in given], dtype=torch.float64)
     queries = data.n * data.K
     if data.T**queries > CHOICES:
         raise AttsvmError(f"data must have at most {CHOICES} token choices, T^(nK), but they have {data.T}^{queries}.")

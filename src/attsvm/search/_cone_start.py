@@ -50,7 +50,7 @@ def cone_start(
         trial = int((~local).int().argmax())
         raise AttsvmError(f"tokens must be locally optimal to have a cone, but those of trial {trial} are not.")
     c = constants(data, tokens, solution)
-    R = radius(data, c, solution, loss, lr)
+    R = radius(data, c, solution, loss, as_real("lr", lr, least=0))
     if not bool((R.isfinite() & (solution.norm > 0)).all()):
         raise AttsvmError("data must have a token to separate in every trial to have a cone, but some have none.")
     noise = Gaussian(1.0, seed).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)

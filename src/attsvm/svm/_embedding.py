@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_float, as_index, as_real
+from attsvm.checks import as_float, as_index, as_real, check_real
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
@@ -71,6 +71,8 @@ def embedding_svm(E: Any, sequences: Any, p: Any, tol: float = 1e-9) -> MarginPr
     ragged = hasattr(sequences, "ids") and hasattr(sequences, "offsets")
     ids = as_index("sequences", sequences.ids if ragged else sequences).to(E.device)
     p = as_float("p", p, like=E)
+    check_real("E", E)
+    check_real("p", p)
     if E.ndim != 2 or p.shape != E.shape[1:]:
         raise AttsvmError(f"E must have shape (|S|, d) and p (d,), but got {tuple(E.shape)} and {tuple(p.shape)}.")
     if ids.ndim != 2 - ragged or bool(((ids < ragged - 1) | (ids >= len(E))).any()):
@@ -85,6 +87,9 @@ def embedding_svm(E: Any, sequences: Any, p: Any, tol: float = 1e-9) -> MarginPr
 
 def _over_pairs(E: Tensor, ids: Tensor, offsets: Tensor, a: Tensor, tol: float) -> MarginProblem:
     """Every pair of a selected token (the first of its sequence) and another token of the sequence, once."""
+    ends = [*offsets[:1].tolist(), *offsets[-1:].tolist()]
+    if offsets.ndim != 1 or ends != [0, len(ids)] or bool((offsets.diff() < 0).any()):
+        raise AttsvmError(f"offsets must be (n + 1,) numbers that rise from 0 to {len(ids)}, the number of ids.")
     n, logit = len(offsets) - 1, a[ids]
     row = torch.repeat_interleave(torch.arange(n, device=E.device), offsets.diff(), output_size=len(ids))
     top = logit.new_full((n,), -torch.inf).scatter_reduce_(0, row, logit, "amax")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attsvm.checks import as_index
+from attsvm.checks import as_count, as_index
 from attsvm.errors import AttsvmError
 from attsvm.files import one_line, read_arrays, write_arrays
 from attsvm.schema import Array, Schema
@@ -62,6 +62,7 @@ def load_data(
         images: a table or a Hugging Face name holds images. (A table with a column image is recognised.)
     """
     name, path = str(source), Path(source)
+    length = as_count("length", length)
     if name == "synthetic":
         return _cut(synthetic_sentiment(), length)
     if name == "tiny-images":
