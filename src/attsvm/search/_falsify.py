@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -72,7 +73,7 @@ def falsify(
     set to 0 or made smaller, as long as it stays a violation. The result is confirmed with `digits` digits: the
     conclusion fails after the same steps and, by as much, far later on the curve of the run, where logits are ten times
     as large (`Descent.follow`). That is evidence about the limit, not a proof. Where the two largest logits of a query
-    are equal, the run decides nothing.
+    are equal, the run decides nothing. None without a warning means that some instances were tested.
 
     n, T, d, e   sizes to search in: sequences, tokens, width of tokens and of queries
     entries      fresh numbers are integers up to this in absolute value; with 0 Gaussian, and rounded in the end
@@ -89,7 +90,7 @@ def falsify(
         raise AttsvmError(f"descent must be a Descent, but got {describe(descent)}.")
     descent.check_replayable()
     generator = torch.Generator().manual_seed(as_count("seed", seed, least=0, most=2**63 - 1))
-    started, looked_at = time.monotonic(), 0
+    started, drawn, looked_at, judged = time.monotonic(), 0, 0, 0
     best, best_slack = None, torch.empty(0, dtype=torch.float64)
 
     def slack_of(instances: Instance) -> Tensor:
@@ -113,14 +114,16 @@ def falsify(
 
     for _ in range(rounds):
         if limit is not None and time.monotonic() - started > limit:
-            return None
+            break
         fresh = Instance.draw(batch, n, T, d, e, free, entries, generator)
         trial = fresh if best is None else Instance.cat([fresh[: batch // 2], best.mutated(free, entries, generator)])
+        drawn += len(trial)
         trial = trial[_number("given", given(trial.data()), len(trial)) > 0]
         looked_at += len(trial)
         if not len(trial):
             continue
         values = slack_of(trial)
+        judged += int(values.isfinite().sum())
         hits = values <= 0
         if bool(hits.any()):
             first = int(values.argmin())
@@ -142,6 +145,9 @@ def falsify(
         pool_slack = values if best is None else torch.cat([best_slack, values])
         keep = pool_slack.argsort()[: batch // 2]
         best, best_slack = pool[keep], pool_slack[keep]
+    if drawn and not judged:
+        why = "the conclusion was decided on none of them" if looked_at else "given holds on none of them"
+        warnings.warn(f"nothing was tested: of {drawn} instances {why}.", stacklevel=2)
     return None
 
 
