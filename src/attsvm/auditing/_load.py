@@ -60,6 +60,7 @@ def config_of(place: PathLike) -> Path:
 
 
 def has_config(folder: PathLike) -> bool:
+    """Whether a folder holds the config.json of a model."""
     return (Path(folder) / CONFIG).is_file()
 
 

@@ -74,9 +74,9 @@ def train(
 
     steps       number of the last step; a resumed run continues its count
     lr          η: a number, a function of the step, a Schedule, or one of them for every block by name
-    rule        another way to step: "gd", "sign", "spectral", "adam", "rmsprop", "lion", "muon" at usual settings,
-                or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is then the norm of the limit, by default what
-                theory predicts for the rule
+    rule        another way to step: "gd", "sign", "spectral", "adam", "rmsprop", "lion", "muon" at usual settings (but
+                ε = 0, and Muon's polar factor is exact), or a `Rule` with its own (`Adam(beta2=0.95)`); `geometry` is
+                then the norm of the limit, by default what theory predicts for the rule
     loss        the name of a loss, a `Loss`, or a differentiable decreasing function of f = Y·h
     batch       samples per step, a number or `Batches(size, replace, seed)`; None takes all of them. Records are always
                 over all samples
@@ -84,9 +84,8 @@ def train(
     heads       with "KQ" and data of `several_heads`: every head has its own factors of width m. K is (K_1 … K_H), and
                 Q has Q_1 … Q_H in its diagonal blocks
     ridge       r of a penalty r·(‖W‖_F², or ‖K‖_F² + ‖Q‖_F²), exact down to 1e-300: coupled weight decay of 2r, whereas
-                a rule's `decay` is decoupled. It holds (K, Q) at a norm of
-                about log(1/r) over the margin, where K Qᵀ turns to the nuclear solution. Without it the margin
-                converges only like 1/log(step)
+                a rule's `decay` is decoupled. It holds (K, Q) at a norm of about log(1/r) over the margin, where K Qᵀ
+                turns to the nuclear solution. Without it the margin converges only like 1/log(step)
     record, at  what to record (names in QUANTITIES; by default what a verdict with a rate needs) and when: "log"
                 spaced, every so many steps, or at given steps
     stop        end when no trial's W/‖W‖_F has moved by this much since the last record
@@ -105,8 +104,8 @@ def train(
     values that are rounding count more, as σ^(1/(p−1)).
 
     For p near 1 a step of 0.1 is long: W = θ^(1/(p−1)) changes by a factor, the iteration is chaotic, and a last bit
-    grows 10⁸-fold in 200 steps. At p = 1.1, lr = 0.003 avoids that. A trial whose numbers leave the range of the dtype
-    (unnormalised steps that are too large) comes back as NaN.
+    grows 10⁸-fold in about 100 steps. At p = 1.1, lr = 0.003 avoids that. A trial whose numbers leave the range of the
+    dtype (unnormalised steps that are too large) comes back as NaN.
     """
     steps = as_count("steps", steps, least=0)
     names = block_names(data, parameterization)

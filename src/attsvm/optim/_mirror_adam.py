@@ -73,7 +73,7 @@ class MirrorAdam(MirrorOptimizer):
     0.02 (:math:`\theta = 0.68`) that is 1.5% per step. Three things follow. The step adapts to layers of different
     scale by itself, so one lr serves all of them. Small weights stay small in absolute terms while useful ones grow in
     proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must move
-    :math:`\theta` from about 1 to −1, which takes about :math:`1/\gamma` steps of one sign. This is also where it
+    :math:`\theta` from about 1 to −1, which takes about :math:`2/\gamma` steps of one sign. This is also where it
     fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly moves. Give these parameters
     p = 2, which is AdamW, in a separate group.
 

@@ -37,9 +37,10 @@ class GradualPruning:
     where s is `sparsity` and :math:`s_0` is `initial`; the rest of the training recovers. A pruned entry is exactly 0
     in the weight, and in everything that the optimizer keeps of its shape (mirror variable, moments), after every step.
 
-    It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam` and
-    :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the step.
-    For other optimizers a hook applies them after every step, and this object's state holds them.
+    It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam`, :class:`~attsvm.optim.MirrorMuon`
+    and :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the
+    step. For other optimizers hooks apply them to the gradients before every step and to weights and moments after it,
+    and this object's state holds them.
 
     Args:
         optimizer: the optimizer, before or in training.

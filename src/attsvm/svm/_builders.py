@@ -39,7 +39,7 @@ def ntp_svm(H: Any, support: Any) -> MarginProblem:
 
 
 def ntp_finite_part(H: Any, probabilities: Any) -> MarginProblem:
-    """The finite part of next-token prediction: the smallest W with (e_z − e_z')ᵀ W h_j = log(p_z/p_z').
+    """The problem of the finite part of next-token prediction: the smallest W with (e_z − e_z')ᵀ W h_j = log(p_z/p_z').
 
     `probabilities` (m, V) or (B, m, V) of the next token after each context; tokens of probability 0 do not count.
     """

@@ -244,7 +244,7 @@ def _formed(data: TokenData, sets: Tensor) -> MarginProblem:
 
 
 def finite_part(data: TokenData, weights: Any, selected: Any | None = None) -> MarginProblem:
-    """W_fin: the smallest W with (x_t − x_τ)ᵀ W z = log(s_t/s_τ) on the selected sets, for softmax weights s.
+    """The problem of W_fin: the least W with (x_t − x_τ)ᵀ W z = log(s_t/s_τ) on the selected sets, s softmax weights.
 
     `weights` (B, n, K, T); by default the tokens with weight above 1e-3 are selected, as in TF-as-SVM.
     """

@@ -67,8 +67,7 @@ def solve(
     since both brackets hold the optimal norm; the last bits may differ, because libraries sum in another order.
 
     Instances of more than 10,000 rows, or fewer with thousands of unknowns, are solved one by one over a working set of
-    rows, see `_large`; `max_iterations` then counts its rounds, and Ctrl-C returns the best bracket so far. `progress`
-    shows a bar.
+    rows; `max_iterations` then counts its rounds, and Ctrl-C returns the best bracket so far. `progress` shows a bar.
     """
     check_problem(problem)
     geometry = parse_geometry(geometry)

@@ -37,7 +37,7 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
     """Softmax attention over the words of a text, with two numbers per word: its importance and its direction.
 
     The score of a text is the mean of the directions of its words, weighted by attention, plus a bias; so it is the sum
-    of the contributions that :meth:`explain` shows. See the module `attsvm.text._attention` for the formulas.
+    of the contributions that :meth:`explain` shows. The page on texts, docs/text.md, has the formulas.
 
     Args:
         ngrams: 1 for words, 2 for words and pairs of neighbours, … None chooses 1 or 2.
