@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Training softmax attention is a margin problem: make token data, train on them, solve the max-margin problem "
-    "that training must converge to, and see whether it did.",
+    "that training should converge to, and see whether it did.",
     epilog="Exit status: 0 all well; 1 wrong input; 2 wrong usage; 3 results are written, but not all is well "
     "(instances that are infeasible or did not converge, weights that are not finite, checks that failed, batches "
     "that wait).",
