@@ -1,5 +1,6 @@
 """The site: `make docs` builds it into docs/_build/html, which opens from the folder, without a server or a network."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ sphinx_gallery_conf = {
 
 def keep_intervals(app: Any, name: str, source: list[str]) -> None:
     """Numbers and their intervals stay in one line of a narrow table."""
-    source[0] = source[0].replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    source[0] = re.sub(r"\s+±\s+", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", source[0])
 
 
 def setup(app: Any) -> None:
