@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attsvm.experiments.sparse import baselines, methods, samples, training
+
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "sparse"
 sys.path.insert(0, str(FOLDER))
-import baselines  # noqa: E402
 import run  # noqa: E402
-import samples  # noqa: E402
-import training  # noqa: E402
 
 STEPS, LR = 20, 0.03
 
@@ -113,7 +112,7 @@ def test_every_method_trains_to_the_share_of_zeros(method: dict[str, Any], tmp_p
     stream = np.tile(np.arange(8), 160).astype(np.uint16)  # each token is followed by the next
     np.savez(tmp_path / "tokens.npz", train=stream, validation=stream[:600], test=stream[:600])
     corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
-    family = training.Family(lr=0.01, seed=0, sparsities=(0.8,), tied=False, init="torch", epochs=2, **method)
+    family = methods.Family(lr=0.01, seed=0, sparsities=(0.8,), tied=False, init="torch", epochs=2, **method)
     (row,) = training.train_family(family, corpus, shape, fused=False)
     assert row["zeros"] == pytest.approx(0.8, abs=2e-3)
     assert row["test"] < np.log(32)
@@ -124,8 +123,8 @@ def test_margins_are_gaps_of_logits_and_spare_what_selects_barely(tmp_path: Path
     stream = np.tile(np.arange(8), 40).astype(np.uint16)
     np.savez(tmp_path / "tokens.npz", train=stream, validation=stream, test=stream)
     corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
-    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=1)
-    model = training.start_model(shape, family)
+    family = methods.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=1)
+    model = methods.start_model(shape, family)
     with torch.no_grad():
         model.blocks[1].qkv.weight[:32] *= 3  # queries and keys: logits are nine times as large
     tokens = torch.arange(8)[None]
@@ -181,7 +180,7 @@ def test_images_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
     shape = samples.Shape(16, 1, 2, length=8, batch=32, every=4, classes=2, patch=4)
     x, _ = next(images.batches(shape, 0))
     assert x.shape == (32, 3, 8, 8)
-    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=10)
+    family = methods.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=10)
     (row,) = training.train_family(family, images, shape)
     assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
     assert row["accuracy"] > 0.95
@@ -200,7 +199,7 @@ def test_texts_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
     x, y = next(texts.batches(shape, 0))
     assert x.shape == (32, 8)
     assert (x[:, 3] == y).all()
-    family = training.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=20)
+    family = methods.Family("adamw", 0.01, 0, (0.5,), tied=False, init="torch", epochs=20)
     (row,) = training.train_family(family, texts, shape)
     assert row["zeros"] == pytest.approx(0.5, abs=2e-3)
     assert row["accuracy"] > 0.95
@@ -221,11 +220,11 @@ def test_two_of_four_neighbours_are_zero(tmp_path: Path) -> None:
     np.savez(tmp_path / "tokens.npz", train=stream, validation=stream[:600], test=stream[:600])
     corpus = samples.Corpus(tmp_path / "tokens.npz", "cpu")
     options = {"p": 1.1, "structure": "2:4"}
-    family = training.Family("mirror", 0.01, 0, (0.5,), tied=False, init="torch", epochs=2, options=options)
-    model = training.make_model(shape, tied=False)
+    family = methods.Family("mirror", 0.01, 0, (0.5,), tied=False, init="torch", epochs=2, options=options)
+    model = methods.make_model(shape, tied=False)
     (row,) = training.train_family(family, corpus, shape, model=model, fused=False)
     assert row["zeros"] == pytest.approx(0.5, abs=1e-6)
-    assert isinstance(model, training.GPT)
+    assert isinstance(model, methods.GPT)
     fours = model.blocks[0].qkv.weight.detach().unflatten(-1, (-1, 4))  # type: ignore[union-attr]
     assert ((fours == 0).sum(-1) == 2).all()
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "sparse"))
 import tables  # noqa: E402
 
-from attsvm.experiments.sparse_rows import kept_rows, method_of  # noqa: E402
+from attsvm.experiments.sparse.rows import kept_rows, method_of  # noqa: E402
 from attsvm.experiments.transformers import interval  # noqa: E402
 
 WITH_INTERVAL = re.compile(r"\d+\.\d+ ±\s+\d+\.\d+")

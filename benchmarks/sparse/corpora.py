@@ -2,8 +2,14 @@
 
     python benchmarks/sparse/corpora.py DATA OUT
 
-reads DATA/imdb.parquet, DATA/wikitext-2/*.txt.gz, DATA/bert-base-uncased/tokenizer.json and DATA/cifar10.parquet and
-writes OUT/imdb.npz, OUT/wikitext-2.npz, OUT/wikitext-characters.npz, OUT/imdb-labels.npz and OUT/cifar10-16.npz.
+writes, of what is there:
+
+| reads | writes |
+|---|---|
+| DATA/wikitext-2/*.txt.gz | OUT/wikitext-characters.npz, OUT/wikitext-2.npz |
+| DATA/imdb.parquet, DATA/bert-base-uncased/tokenizer.json | OUT/imdb.npz, OUT/imdb-labels.npz |
+| DATA/cifar10.parquet | OUT/cifar10-16.npz |
+
 Splits: "train"; "validation", by which settings are chosen; "test", which is reported. IMDB's validation and test are
 1,500 texts each of its test split, drawn once, none of which is in its train split. IMDB is cut into BERT's word
 pieces; WikiText-2 into 4,096 byte pairs learnt from its train split, so that the head is small. For the classifier
@@ -16,6 +22,7 @@ from __future__ import annotations
 import gzip
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,25 +139,26 @@ def cifar10(path: Path, side: int = 16, held_out: int = 5000) -> dict[str, np.nd
     return _labelled(images, labels, where)
 
 
+def made(data: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Every corpus whose source is there, by name."""
+    imdb, pieces, wiki = data / "imdb.parquet", data / "bert-base-uncased" / "tokenizer.json", data / "wikitext-2"
+    if wiki.is_dir():
+        splits = wikitext(wiki)
+        yield "wikitext-characters", {split: characters(texts, CHARACTERS) for split, texts in splits.items()}
+        pairs = byte_pairs(splits["train"])
+        yield "wikitext-2", {split: encode(texts, pairs) for split, texts in splits.items()}
+    if imdb.is_file() and pieces.is_file():
+        yield "imdb", {split: encode(texts, bert(pieces)) for split, texts in imdb_texts(imdb).items()}
+        yield "imdb-labels", imdb_labels(imdb, bert(pieces))
+    if (images := data / "cifar10.parquet").is_file():
+        yield "cifar10-16", cifar10(images)
+
+
 def main(data: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    wiki = wikitext(data / "wikitext-2")
-    corpora = {
-        "imdb": (imdb_texts(data / "imdb.parquet"), bert(data / "bert-base-uncased" / "tokenizer.json")),
-        "wikitext-2": (wiki, byte_pairs(wiki["train"])),
-    }
-    for name, (splits, pieces) in corpora.items():
-        streams = {split: encode(texts, pieces) for split, texts in splits.items()}
-        np.savez_compressed(out / f"{name}.npz", **streams)  # pyright: ignore[reportArgumentType]
-        print(name, {split: len(stream) for split, stream in streams.items()})
-    streams = {split: characters(texts, CHARACTERS) for split, texts in wiki.items()}
-    np.savez_compressed(out / "wikitext-characters.npz", **streams)  # pyright: ignore[reportArgumentType]
-    labelled = {
-        "imdb-labels": imdb_labels(data / "imdb.parquet", bert(data / "bert-base-uncased" / "tokenizer.json")),
-        "cifar10-16": cifar10(data / "cifar10.parquet"),
-    }
-    for name, splits in labelled.items():
-        np.savez_compressed(out / f"{name}.npz", **splits)  # pyright: ignore[reportArgumentType]
+    for name, arrays in made(data):
+        np.savez_compressed(out / f"{name}.npz", **arrays)  # pyright: ignore[reportArgumentType]
+        print(name, {split: len(array) for split, array in arrays.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ matrices.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from samples import SHAPES, Corpus
-from training import Family, Run, loss_of, pruning_of, start_model
+from attsvm.experiments.sparse.methods import Family, start_model
+from attsvm.experiments.sparse.samples import SHAPES, Corpus
+from attsvm.experiments.sparse.training import Run, loss_of, pruning_of
 
 METHODS = {
     "AdamW": ("adamw", {}),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 import traceback
 from dataclasses import asdict, replace
@@ -26,9 +25,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-sys.path.insert(0, str(Path(__file__).parent))
-from samples import SHAPES, Corpus, Images, Samples, Shape, Texts
-from training import Family, loss_of, make_model, train_family
+from attsvm.experiments.sparse.methods import Family, make_model, shape_of
+from attsvm.experiments.sparse.samples import Corpus, Samples, Shape, open_samples
+from attsvm.experiments.sparse.training import loss_of, train_family
 
 TINY = Shape(width=64, layers=2, heads=2, length=32, batch=8, every=2, vocabulary=512, most_evaluated=2000)
 
@@ -125,13 +124,10 @@ def grid(entry: dict[str, Any], rows: list[dict[str, Any]]) -> list[float]:
 
 
 def read_samples(arguments: argparse.Namespace, name: str, device: str) -> Samples:
-    path = arguments.tokens / f"{name}.npz"
-    if name in SHAPES and SHAPES[name].classes:
-        return (Images if SHAPES[name].patch else Texts)(path, device)
-    corpus = Corpus(path, device)
-    if arguments.tiny:
-        corpus.streams = {split: stream[:12000] % 512 for split, stream in corpus.streams.items()}
-    return corpus
+    samples = open_samples(arguments.tokens, name, device)
+    if arguments.tiny and isinstance(samples, Corpus):
+        samples.streams = {split: stream[:12000] % 512 for split, stream in samples.streams.items()}
+    return samples
 
 
 def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
@@ -150,11 +146,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             if family.corpus not in corpora:
                 corpora[family.corpus] = read_samples(arguments, family.corpus, device)
             corpus = corpora[family.corpus]
-            shape = TINY if arguments.tiny else SHAPES[family.corpus]
-            if family.width:
-                shape = replace(shape, width=family.width, heads=max(family.width // 64, 1))
-            if "dropout" in family.options:
-                shape = replace(shape, dropout=float(family.options["dropout"]))
+            shape = TINY if arguments.tiny else shape_of(family)
             if (shape, family.tied) not in models:
                 models[shape, family.tied] = make_model(shape, family.tied).to(device)
             model = models[shape, family.tied]

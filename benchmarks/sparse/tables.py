@@ -20,21 +20,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).parent))
-from training import Family
-
 from attsvm.experiments import CATALOG, Rows
 from attsvm.experiments.catalog import sparse_cut, sparse_lr
 from attsvm.experiments.catalog.sparse_gpt import SETTINGS
 from attsvm.experiments.catalog.sparse_wikitext import CORPUS, PUSHED
-from attsvm.experiments.sparse_rows import CORPORA, SOURCE, chosen_rate, kept_rows, method_of
+from attsvm.experiments.sparse.methods import Family
+from attsvm.experiments.sparse.rows import CORPORA, SOURCE, chosen_rate, kept_rows, method_of
 from attsvm.experiments.transformers import interval
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks/results/sparse"
 DOCUMENT = ROOT / "benchmarks/results/sparse.md"
-EXPERIMENTS = ("sparse-gpt", "sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-cut", "sparse-lr")
+EXPERIMENTS = (
+    "sparse-gpt",
+    "sparse-wikitext",
+    "sparse-characters",
+    "sparse-vit",
+    "sparse-classifier",
+    "sparse-cut",
+    "sparse-lr",
+)
 START = """With a head of its own, each method at the start whose best rate has the smaller validation loss at 90%
 zeros, on seed 0, or on the fresh seeds where seed 0 was not run. For p = 1.5 the two differ by 0.0006."""
 WIKITEXT = """A GPT of 4 layers, width 256, on WikiText-2 as 4,096 byte pairs (3.0M tokens), 6 epochs (1,092 steps),

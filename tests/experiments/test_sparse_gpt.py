@@ -12,7 +12,7 @@ import pytest
 from attsvm import AttsvmError
 from attsvm.experiments import CATALOG, Rows, run
 from attsvm.experiments.catalog.sparse_gpt import SETTINGS, TAUGHT
-from attsvm.experiments.sparse_rows import kept_rows, method_of
+from attsvm.experiments.sparse.rows import kept_rows, method_of
 
 pq = pytest.importorskip("pyarrow.parquet")
 EXPERIMENT = CATALOG["sparse-gpt"]

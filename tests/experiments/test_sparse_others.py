@@ -10,7 +10,7 @@ import pytest
 from attsvm.experiments import CATALOG, Rows
 from attsvm.experiments.catalog import sparse_lr
 from attsvm.experiments.catalog.sparse_wikitext import PUSHED, TAUGHT
-from attsvm.experiments.sparse_rows import PENALTIES, kept_rows, method_of
+from attsvm.experiments.sparse.rows import PENALTIES, kept_rows, method_of
 
 pytest.importorskip("pyarrow.parquet")
 FOLDER = str(Path(__file__).parents[2] / "benchmarks/results/sparse")
@@ -23,7 +23,9 @@ def rows_of(name: str) -> Rows:
     return Rows([(cell, experiment.run(cell, trials, "cpu", data)) for cell in cells])
 
 
-@pytest.mark.parametrize("name", ["sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-cut", "sparse-lr"])
+@pytest.mark.parametrize(
+    "name", ["sparse-characters", "sparse-wikitext", "sparse-vit", "sparse-classifier", "sparse-cut", "sparse-lr"]
+)
 def test_figures_and_checks_come_from_the_rows(name: str) -> None:
     rows = rows_of(name)
     assert CATALOG[name].checks(rows)

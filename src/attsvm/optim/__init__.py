@@ -7,7 +7,7 @@ from attsvm.optim._from_torch import from_torch
 from attsvm.optim._groups import describe_groups, param_groups
 from attsvm.optim._mirror_adam import MirrorAdam, mirror_adam
 from attsvm.optim._mirror_descent import MirrorDescent, mirror_descent
-from attsvm.optim._mirror_muon import MirrorMuon, mirror_muon
+from attsvm.optim._mirror_muon import MirrorMuon, mirror_muon, newton_schulz
 from attsvm.optim._pruning import GradualPruning
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "mirror_adam",
     "mirror_descent",
     "mirror_muon",
+    "newton_schulz",
     "param_groups",
     "prune",
     "sparsity_report",

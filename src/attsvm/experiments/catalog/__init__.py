@@ -72,6 +72,7 @@ MODULES = (
     "ntp_graph",
     "sparse_gpt",
     "sparse_wikitext",
+    "sparse_characters",
     "sparse_vit",
     "sparse_classifier",
     "sparse_cut",

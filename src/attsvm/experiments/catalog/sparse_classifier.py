@@ -9,10 +9,11 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import (
+from attsvm.experiments.sparse.rows import (
     MIRROR_MUON,
     OURS,
     POWERPROP,
+    REMARK,
     by_penalty,
     curves,
     exact_zeros,
@@ -31,7 +32,7 @@ SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.998)
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
-    return (by_penalty if params["method"] in PENALTIES else read)(params, CORPUS, trials, data)
+    return (by_penalty if params["method"] in PENALTIES else read)(params, CORPUS, trials, device, data)
 
 
 @styled
@@ -76,6 +77,5 @@ EXPERIMENT = from_rows(
     run=run,
     figure=figure,
     checks=checks,
-    remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. At 98% "
-    "zeros and more penalties have one seed, but for pAdam.",
+    remark=f"{REMARK} At 98% zeros and more penalties have one seed, but for pAdam.",
 )

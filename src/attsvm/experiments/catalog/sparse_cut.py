@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import CORPORA, OURS, POWERPROP, curves, from_rows, leads, read, share_axis
+from attsvm.experiments.sparse.rows import CORPORA, OURS, POWERPROP, REMARK, curves, from_rows, leads, read, share_axis
 from attsvm.experiments.transformers import nothing_yet
 
 METHODS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, *OURS)
@@ -21,7 +21,7 @@ BARS = {0.7: 0.1}
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     share = params["sparsity"]
     value = "test" if share == 0 else f"one_shot_{round(100 * share)}"
-    found = read({**params, "sparsity": 0.0}, CORPORA[params["model"]], trials, data, value=value)
+    found = read({**params, "sparsity": 0.0}, CORPORA[params["model"]], trials, device, data, value=value)
     return {**found, **{name: np.full(len(trials), share) for name in ("zeros", "tuned_zeros")}}
 
 
@@ -49,6 +49,6 @@ EXPERIMENT = from_rows(
     run=run,
     figure=figure,
     checks=checks,
-    remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. Every method has the rate that "
+    remark=f"{REMARK} Every method has the rate that "
     "is best for its dense model; one threshold of |w| for all matrices.",
 )

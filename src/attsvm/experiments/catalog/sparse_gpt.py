@@ -10,7 +10,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Axes, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import (
+from attsvm.experiments.sparse.rows import (
     ADVISED,
     BARS,
     METHODS,
@@ -19,6 +19,7 @@ from attsvm.experiments.sparse_rows import (
     OURS,
     PENALTIES,
     POWERPROP,
+    REMARK,
     SHARES,
     UNMASKED,
     below,
@@ -85,12 +86,12 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     method = params["method"]
     wanted = SETTINGS[params["setting"]] | {"corpus": "imdb", "clip": 1.0, "epochs": 4.0}
     if method in PENALTIES:
-        return by_penalty(params, wanted, trials, data)
+        return by_penalty(params, wanted, trials, device, data)
     if method in BY_CELL:
         taught = BY_CELL[method]
         wanted |= {"epochs": taught.epochs} | ({"lr": taught.lr} if taught.lr else {})
-        return read({**params, "method": taught.method}, wanted, trials, data, ("front",))
-    return read(params, wanted, trials, data, ("relative" if method in RELATIVE else "main",))
+        return read({**params, "method": taught.method}, wanted, trials, device, data, ("front",))
+    return read(params, wanted, trials, device, data, ("relative" if method in RELATIVE else "main",))
 
 
 def _taught(setting: str) -> list[str]:
@@ -172,7 +173,7 @@ EXPERIMENT = from_rows(
     run=run,
     figure=figure,
     checks=checks,
-    remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. Rates were tuned on another "
+    remark=f"{REMARK} Rates were tuned on another "
     "seed, at 0 and at 90% zeros; benchmarks/results/sparse.md has the protocol and all rates. Up to 90% zeros Muon is "
     "the best, at 95% MirrorMuon and powerprop with α = 10 (p = 1.1 with moments of the mirror variable), at 98% "
     "MirrorMuon. Penalties were run with nn.Linear's start. A teacher costs a dense run more.",

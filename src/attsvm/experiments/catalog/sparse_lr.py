@@ -9,7 +9,8 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import SOURCE, from_rows, kept_rows, method_of
+from attsvm.experiments.sparse.again import train_again
+from attsvm.experiments.sparse.rows import AGAIN, REMARK, SOURCE, from_rows, kept_rows, method_of
 from attsvm.experiments.transformers import nothing_yet
 
 METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5")
@@ -28,7 +29,10 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     width, scale = MODELS[params["model"]]
     wanted = {"note": "lr", "width": width, "scale": scale, "lr": params["lr"]}
     rows = [row for row in kept_rows(data[SOURCE]) if all(row.get(name) == value for name, value in wanted.items())]
-    found = {row["seed"]: row["validation"] for row in rows if method_of(row) == params["method"]}
+    rows = [row for row in rows if method_of(row) == params["method"]]
+    if AGAIN in data:
+        rows = train_again(rows[0], 0.0, trials, data[AGAIN], device) if rows else []
+    found = {row["seed"]: row["validation"] for row in rows}
     return {"loss": np.array([found.get(seed, np.nan) for seed in trials])}
 
 
@@ -88,5 +92,5 @@ EXPERIMENT = from_rows(
     figure=figure,
     checks=checks,
     remark="A GPT of four layers on WikiText-2, one epoch, dense, three seeds; the rate of embeddings and norms is the "
-    "same for all. The runs took a GPU and are kept as rows: benchmarks/sparse computes them.",
+    f"same for all. {REMARK}",
 )

@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import (
+from attsvm.experiments.sparse.rows import (
     ADVISED,
     BARS,
     CORPORA,
@@ -18,6 +18,7 @@ from attsvm.experiments.sparse_rows import (
     OTHERS,
     OURS,
     POWERPROP,
+    REMARK,
     SHARES,
     curves,
     exact_zeros,
@@ -30,7 +31,7 @@ from attsvm.experiments.transformers import nothing_yet
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
-    return read(params, CORPORA["ViT on CIFAR-10"], trials, data)
+    return read(params, CORPORA["ViT on CIFAR-10"], trials, device, data)
 
 
 @styled
@@ -61,6 +62,6 @@ EXPERIMENT = from_rows(
     run=run,
     figure=figure,
     checks=checks,
-    remark="CIFAR-10 at 16 × 16 pixels. The runs took a GPU and are kept as rows: benchmarks/sparse computes them. "
+    remark=f"CIFAR-10 at 16 × 16 pixels. {REMARK} "
     "Muon is the best up to 90% zeros, where MirrorMuon equals it, and MirrorMuon beyond.",
 )

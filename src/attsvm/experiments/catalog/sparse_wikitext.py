@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
-from attsvm.experiments.sparse_rows import (
+from attsvm.experiments.sparse.rows import (
     ADVISED,
     BARS,
     CORPORA,
@@ -19,6 +19,7 @@ from attsvm.experiments.sparse_rows import (
     OURS,
     PENALTIES,
     POWERPROP,
+    REMARK,
     SHARES,
     by_penalty,
     curves,
@@ -47,8 +48,9 @@ PUSHED: dict[str, str] = {
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     if params["method"] in PENALTIES:
-        return by_penalty(params, CORPUS, trials, data)
-    return read(params, CORPUS, trials, data, ("combined", "explore") if params["method"] in PUSHED else ("main",))
+        return by_penalty(params, CORPUS, trials, device, data)
+    notes = ("combined", "explore") if params["method"] in PUSHED else ("main",)
+    return read(params, CORPUS, trials, device, data, notes)
 
 
 @styled
@@ -84,6 +86,6 @@ EXPERIMENT = from_rows(
     run=run,
     figure=figure,
     checks=checks,
-    remark="The runs took a GPU and are kept as rows: benchmarks/sparse computes them. Up to 80% zeros Muon is the "
+    remark=f"{REMARK} Up to 80% zeros Muon is the "
     "best, at 90% MirrorMuon, at 95 and 98% powerprop with α = 10 (p = 1.1 with moments of the mirror variable).",
 )

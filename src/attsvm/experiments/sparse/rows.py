@@ -1,4 +1,4 @@
-"""What the experiments on sparse training share: the kept rows of benchmarks/sparse, curves, leads."""
+"""What the experiments on sparse training share: rows that are kept or trained again, curves, leads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, SKY, Axes, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments.sparse.again import train_again
 from attsvm.experiments.transformers import interval
 
 __all__ = [
     "ADVISED",
+    "AGAIN",
     "BARS",
     "CORPORA",
+    "FREE",
     "METHODS",
     "MIRROR_MUON",
     "OTHERS",
     "OURS",
     "PENALTIES",
     "POWERPROP",
+    "REMARK",
     "SEEDS",
     "SHARES",
     "SOURCE",
@@ -49,6 +53,10 @@ SOURCE = "sparse"
 """The data set's name: a folder with rows.parquet, the kept rows of benchmarks/sparse."""
 SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 SEEDS = (1, 2, 3)
+AGAIN = "corpora"
+"""The data set's name: a folder of what benchmarks/sparse/corpora.py writes. With it all runs are trained again, at the
+rates that the kept rows chose."""
+REMARK = f"The runs took a GPU and are kept as rows. With --data {AGAIN}=FOLDER they are trained again."
 TUNED_AT = 0.9
 BARS = {0.95: 0.04, 0.98: 0.08}
 """So much lower than AdamW's the loss should be, by share of zeros."""
@@ -122,9 +130,11 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
 
 
 def from_rows(**facts: Any) -> Experiment:
-    """An experiment that only reads kept rows: all its trials at once, also in its quick form."""
+    """An experiment that reads kept rows, unless it is given corpora: all its trials at once, also in its quick form.
+    `facts` take precedence."""
     trials = len(SEEDS)
-    return Experiment(**facts, trials=trials, quick=trials, batch=trials, needs=(SOURCE,), cost=lambda params: 0.01)
+    usual = {"trials": trials, "quick": trials, "batch": trials, "cost": lambda params: 0.01}
+    return Experiment(**{**usual, **facts}, needs=(SOURCE,), accepts=(AGAIN,))
 
 
 _NAMES: dict[tuple[str, str, str], str] = {}
@@ -163,6 +173,7 @@ def read(
     params: Params,
     wanted: Mapping[str, Any],
     trials: range,
+    device: str,
     data: Mapping[str, str],
     notes: Sequence[str] = ("main",),
     value: str = "test",
@@ -174,10 +185,14 @@ def read(
     best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
     there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
     fresh = [row for row in there if row["note"] in notes]
+    if AGAIN in data:
+        fresh = _again(fresh[:1] or ([] if best is None else [best]), share, trials, device, data)
     return _columns(fresh, best if best is not None and best["sparsity"] == share else {}, trials, value)
 
 
-def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: Mapping[str, str]) -> Columns:
+def by_penalty(
+    params: Params, wanted: Mapping[str, Any], trials: range, device: str, data: Mapping[str, str]
+) -> Columns:
     """Of a method whose zeros come from a penalty: the fresh seeds of the strength and rate whose share of zeros is
     nearest to the one asked for; where there are none, the nearest run of the seed that was tried on."""
     rows = [row for row in kept_rows(data[SOURCE]) if all(row[name] == value for name, value in wanted.items())]
@@ -188,8 +203,15 @@ def by_penalty(params: Params, wanted: Mapping[str, Any], trials: range, data: M
             tried.setdefault((method_of(row), row["lr"]), []).append(row)
     off = {abs(np.mean([row["zeros"] for row in own]) - params["sparsity"]): own for own in tried.values()}
     fresh = off[min(off)] if min(off, default=1.0) < NEAR else []
+    if AGAIN in data:
+        fresh = _again(fresh[:1], 0.0, trials, device, data)
     alone = {abs(row["zeros"] - params["sparsity"]): row for row in rows if row["note"] == "strength"}
     return _columns(fresh, alone[min(alone)] if min(alone, default=1.0) < NEAR else {}, trials)
+
+
+def _again(rows: Sequence[Row], share: float, trials: range, device: str, data: Mapping[str, str]) -> list[Row]:
+    """The runs of these trials with the settings of a row, if there is one."""
+    return [run for row in rows for run in train_again(row, share, [SEEDS[i] for i in trials], data[AGAIN], device)]
 
 
 def _columns(fresh: Sequence[Row], alone: Row, trials: range, value: str = "test") -> Columns:
@@ -209,12 +231,17 @@ def _numbers(name: str, found: Sequence[Row]) -> np.ndarray:
 
 
 def curves(
-    ax: Axes, rows: Rows, methods: Sequence[str], value: str = "test", names: Mapping[str, str] | None = None
+    ax: Axes,
+    rows: Rows,
+    methods: Sequence[str],
+    value: str = "test",
+    names: Mapping[str, str] | None = None,
+    looks: Mapping[str, Series] = LOOKS,
 ) -> None:
     """One for each method, under its name or what `names` calls it."""
     free = iter(FREE)
     for method in methods:
-        look = LOOKS[method] if method in LOOKS else next(free)
+        look = looks[method] if method in looks else next(free)
         _curve(ax, rows.where(method=method), look, (names or {}).get(method, method), value)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from attsvm.optim._mirror_muon import newton_schulz
+from attsvm.optim import newton_schulz
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from attsvm.errors import AttsvmError
 
 VOCABULARY = 30592  # BERT's 30,522 word pieces, to a multiple of 64 for the matrix units
 PADDING = 2  # around images, of which a part is cut out
@@ -160,3 +163,16 @@ class Images(Labelled):
                     padded[order[part, None, None, None], channels, rows, columns[part, None, None]],
                     labels[order[part]],
                 )
+
+
+def open_samples(folder: str | Path, corpus: str, device: str) -> Samples:
+    """A corpus that benchmarks/sparse/corpora.py has written into the folder."""
+    path, shape = Path(folder) / f"{corpus}.npz", SHAPES[corpus]
+    kind = Corpus if not shape.classes else Images if shape.patch else Texts
+    try:
+        return kind(path, device)
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise AttsvmError(
+            f"--data corpora must be a folder with {path.name}, which benchmarks/sparse/corpora.py writes, but {path} "
+            "is not such a file."
+        ) from error

@@ -1,0 +1,1 @@
+"""The benchmark of sparse training: its data, methods and training, and rows that are kept."""
