@@ -37,7 +37,7 @@ TAUGHT = {f"{method}, distil = 0.8, teacher_lr = 0.01": method for method in REL
 TAUGHT |= {f"{MIRROR_MUON}, distil = 0.8, head_lr = 0.01, teacher_lr = 0.01": MIRROR_MUON}
 """With 80% of the labels from a dense model that Muon trained."""
 NOTES = dict.fromkeys(RELATIVE, "relative") | dict.fromkeys(TAUGHT, "front")
-LOOKS = dict(zip(PLAIN, (SERIES[0], SERIES[2], SERIES[1], *FREE[1:])))
+LOOKS: dict[str, Series] = dict(zip(PLAIN, (SERIES[0], SERIES[2], SERIES[1], *FREE[1:])))
 LOOKS |= {name: LOOKS[method] for name, method in (RELATIVE | TAUGHT).items()}
 BESIDE = Series("0.6", ":", "o")
 """Of AdamW as it is in the panel before."""
