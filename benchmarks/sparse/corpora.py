@@ -7,6 +7,7 @@ writes, of what is there:
 | reads | writes |
 |---|---|
 | DATA/wikitext-2/*.txt.gz | OUT/wikitext-characters.npz, OUT/wikitext-2.npz |
+| DATA/imdb.parquet | OUT/imdb-characters.npz |
 | DATA/imdb.parquet, DATA/bert-base-uncased/tokenizer.json | OUT/imdb.npz, OUT/imdb-labels.npz |
 | DATA/cifar10.parquet | OUT/cifar10-16.npz |
 
@@ -147,6 +148,9 @@ def made(data: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
         yield "wikitext-characters", {split: characters(texts, CHARACTERS) for split, texts in splits.items()}
         pairs = byte_pairs(splits["train"])
         yield "wikitext-2", {split: encode(texts, pairs) for split, texts in splits.items()}
+    if imdb.is_file():
+        splits = imdb_texts(imdb)
+        yield "imdb-characters", {split: characters(texts, CHARACTERS) for split, texts in splits.items()}
     if imdb.is_file() and pieces.is_file():
         yield "imdb", {split: encode(texts, bert(pieces)) for split, texts in imdb_texts(imdb).items()}
         yield "imdb-labels", imdb_labels(imdb, bert(pieces))

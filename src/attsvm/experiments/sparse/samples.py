@@ -36,11 +36,13 @@ class Shape:
     most_evaluated: int = 10**9  # tokens of a split
 
 
+CHARACTERS = Shape(64, 2, 2, length=64, batch=32, every=25, vocabulary=128, most_evaluated=200_000)
 SHAPES = {
     "imdb": Shape(),
     "wikitext-2": Shape(width=256, layers=4, heads=4, every=25, vocabulary=4096, dropout=0.1),
     "cifar10-16": Shape(256, 4, 4, length=16, batch=256, every=50, dropout=0.1, classes=10, patch=2),
-    "wikitext-characters": Shape(64, 2, 2, length=64, batch=32, every=25, vocabulary=128, most_evaluated=200_000),
+    "wikitext-characters": CHARACTERS,
+    "imdb-characters": CHARACTERS,
     "imdb-labels": Shape(384, 3, 3, batch=128, every=25, dropout=0.2, classes=2),
 }
 
