@@ -178,6 +178,7 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("texts", "--texts", "texts.txt"), "texts must be a folder with a model of Hugging Face"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
         (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
+        (("images", "--texts", "texts.txt", "--tokenizer", "model"), "images is a model of images: give batches"),
         (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is not one"),
         (("model", "--texts", "texts.txt", "--column", "body"), "--column is for tables"),
         (("model", "--texts", "texts.md"), r"must be one of .txt, .parquet"),
@@ -206,3 +207,10 @@ def test_steps_of_models_in_memory() -> None:
     assert facts["steps"] == [1, 5]
     for before, after in facts["values"]["norm"]:
         assert after == pytest.approx(4 * before, rel=1e-4)
+
+
+def test_the_step_whose_weights_are_not_finite_is_named() -> None:
+    models = [(step, GPT(vocabulary=9, length=8, width=8, layers=1, heads=2)) for step in (1, 5)]
+    torch.nn.init.constant_(models[1][1].blocks[0].qkv.weight, torch.nan)
+    with pytest.raises(attsvm.AttsvmError, match=r"step 5: the weights .* but blocks.0.qkv.weight has nan or inf"):
+        audit_steps(models, None, [[1, 2, 3, 4, 5, 6]], norms=["l2"])
