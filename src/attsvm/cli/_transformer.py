@@ -200,11 +200,12 @@ def fit_command(
     for name in _given(context, ["own_head", "start"]):
         if model is not Model.gpt:
             raise AttsvmError(f"--{name.replace('_', '-')} is for --model gpt: leave it out.")
-    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
-    _refuse_unused(context, data, loaded.kind)
-    own: dict[str, Any] = {"length": length} if loaded.kind == "text" else {"patch": patch}
-    if model is Model.gpt:
-        loaded = loaded.next_tokens()
+    gpt = model is Model.gpt
+    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images, next_tokens=gpt)
+    kind = "text" if gpt else loaded.kind
+    _refuse_unused(context, data, kind)
+    own: dict[str, Any] = {"length": length} if kind == "text" else {"patch": patch}
+    if gpt:
         own |= {"tied": False} if own_head else {}
         own |= {"start": start.value} if start is not Start.gpt2 else {}
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
@@ -262,7 +263,7 @@ def fit_command(
     }
     at_best = "" if best is None else f", {best['test_accuracy']:.4f} at its best epoch"
     zeros = f", {last['zeros']:.1%} of the matrices' entries are 0" if "zeros" in last else ""
-    if model is Model.gpt:
+    if gpt:
         reached = f"loss per token {last['train_loss']:.4f} in training, {last['test_loss']:.4f} on the test split"
     else:
         reached = f"train accuracy {last['train_accuracy']:.4f}, test accuracy {last['test_accuracy']:.4f} at the end"
@@ -270,14 +271,15 @@ def fit_command(
     console().print(f"{done} epoch{'s' * (done != 1)} ({why[fitted.stopped]}): {reached}{zeros}")
     console().print(f"{out} has checkpoint.safetensors and metrics.parquet")
     if best is not None and (out / BEST).is_file():  # which older runs do not have
-        accuracy = "accuracy of the next token" if model is Model.gpt else "accuracy"
+        accuracy = "accuracy of the next token" if gpt else "accuracy"
         zeros = f" ({best['zeros']:.1%} zeros)" if "zeros" in best else ""
         console().print(
             f"{out / BEST}: the weights of epoch {best['epoch']}{zeros}, the best on the test split by {accuracy}, "
             "which is optimistic, since the test split chose the epoch",
         )
     if fitted.stopped == "diverged":
-        typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}.", err=True)
+        mean = ", or --loss mean" if loss is Loss.sum else ""
+        typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}{mean}.", err=True)
         raise typer.Exit(INCOMPLETE)
 
 
