@@ -265,11 +265,43 @@ def test_an_exchange_may_leave_nothing():
     w = nn.Parameter(torch.ones(2, 2))
     optimizer = MirrorAdam([w], p=1.5)
     pruning = GradualPruning(optimizer, 0.9, 4, initial=0.9, start=0.0, end=1.0, every=1, regrow=0.5, params=[w])
-    for _ in range(4):
+
+    def step() -> None:
         w.grad = torch.ones(2, 2)
         optimizer.step()
         pruning.step()
+
+    for _ in range(3):
+        step()
+    with pytest.warns(UserWarning, match=r"^pruning has left nothing of 0.0 \(2×2\).$"):
+        step()
     assert (w == 0).all()  # 0.9 of four entries, rounded
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_matrix_of_which_nothing_is_left_is_named(name: str):
+    """One threshold for all takes the matrix of small entries whole; a threshold for each does not."""
+    for scope in ("global", "relative", "layer"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        with torch.no_grad():
+            model[0].weight.mul_(1e-3)
+        optimizer = OPTIMIZERS[name](param_groups(model))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        pruning = GradualPruning(optimizer, 0.6, 4, scope=scope)
+        said = []
+        for _ in range(4):
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight)
+            optimizer.step()
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                pruning.step()
+            said += [str(one.message) for one in found]
+        assert pruning.achieved() == pytest.approx(0.6, abs=0.01)
+        wanted = ['pruning has left nothing of 0.weight (8×8): try scope="relative" or "layer".']
+        assert said == (wanted if scope == "global" else [])
 
 
 def test_vectors_and_what_is_empty_are_left_as_they_are():
