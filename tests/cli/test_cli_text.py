@@ -127,6 +127,7 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
         (["predict", "model", "new.csv", "--out", "x.txt"], "must end in one of"),
         (["predict", "model", "new.csv", "--label", "id", "--out", "x.csv"], "does not know the labels 0, 1"),
         (["explain", "model", "a", "--label", "fine"], "must be one of bad, good"),
+        (["explain", "model", "new.csv"], "new.csv is a file: to explain each of its lines, write - < new.csv."),
     ],
 )
 def test_errors_are_one_sentence(

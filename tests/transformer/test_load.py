@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -337,6 +338,18 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     lost = fit_command("synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost")
     assert lost.exit_code == 3  # something is written, but not all is well
     assert "diverged in epoch 1: take a smaller --lr than 1e+30, or --loss mean." in lost.stderr
+
+
+@pytest.mark.parametrize(("model", "names"), [("gpt", "loss"), ("classifier", "train")])
+def test_the_bar_fits_a_terminal_of_80_columns(model: str, names: str, tmp_path: Path, monkeypatch) -> None:
+    """With what was reached by name, and with both times."""
+    monkeypatch.setenv("COLUMNS", "80")
+    small = {"layers": 1, "heads": 1, "width": 8, "hidden": 8, "lr": 1e-6, "epochs": 100, "batch": 256, "stop": 2}
+    sizes = [part for name, value in small.items() for part in (f"--{name}", str(value))]
+    done = CliRunner().invoke(app, ["fit", "synthetic", *sizes, "--model", model, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    (bar,) = [line for line in done.stderr.splitlines() if "tokens/s" in line]
+    assert re.search(rf"epoch 100 of 100 .* {names} \d\.\d{{3}}  test \d\.\d{{3}} \d:\d\d:\d\d \d:\d\d:\d\d$", bar)
 
 
 def test_a_language_model_needs_no_labels(tokenizer: Path, tmp_path: Path) -> None:

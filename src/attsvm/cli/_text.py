@@ -16,6 +16,7 @@ from rich.table import Table
 
 from attsvm.cli._common import check_folder, console
 from attsvm.errors import AttsvmError
+from attsvm.files import is_file
 from attsvm.identity import check_kind
 from attsvm.progress import progress_bar
 
@@ -191,6 +192,8 @@ def explain_command(
     classifier = _load(model)
     if texts == ["-"]:
         texts = [line.rstrip("\n") for line in sys.stdin]
+    elif file := next((text for text in texts if re.search(r"\.[a-z]+$", text) and is_file(text)), None):
+        raise AttsvmError(f"texts must be texts, but {file} is a file: to explain each of its lines, write - < {file}.")
     wanted = None
     if label is not None:
         names = [_name(one) for one in classifier.classes_.tolist()]

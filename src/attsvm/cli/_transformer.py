@@ -239,7 +239,7 @@ def fit_command(
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
-        report = _told(tell, epochs, "images" if loaded.kind == "vit" else "tokens")
+        report = _told(tell, epochs, loaded.kind)
         fitted = fit(
             loaded,
             settings,
@@ -393,15 +393,19 @@ def _accelerator(device: str) -> Any:
     return Accelerator(cpu=device == "cpu")
 
 
-def _told(tell: Tell, epochs: int, unit: str) -> Callable[[Reached], None]:
-    """Epochs done, throughput, the last accuracies, and the time left at most (the stopping rule may come first)."""
+def _told(tell: Tell, epochs: int, kind: str) -> Callable[[Reached], None]:
+    """Epochs done, throughput, the last accuracies (of gpt losses), and the time left at most (the stopping rule may
+    come first)."""
+    unit = "images" if kind == "vit" else "tokens"
+    names = {"loss": "train_loss", "test": "test_loss"}
+    if kind != "gpt":
+        names = {"train": "train_accuracy", "test": "test_accuracy"}
 
     def report(reached: Reached) -> None:
         more = f"{reached.rate:,.0f} {unit}/s"
-        if reached.history:
-            row = reached.history[-1]
-            more += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
+        for name, column in names.items() if reached.history else ():
+            more += f"  {name} {reached.history[-1][column]:.3f}"
         done = reached.epoch + reached.batch / reached.batches
-        tell(done, f"epoch {reached.epoch + 1} of at most {epochs}", more)
+        tell(done, f"epoch {reached.epoch + 1} of {epochs}", more)
 
     return report
