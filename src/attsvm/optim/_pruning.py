@@ -161,7 +161,8 @@ class GradualPruning:
         if gone:
             shape = "×".join(map(str, gone[0][1].shape))
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-            other = ': try scope="relative" or "layer"' if self.scope == "global" and len(self.params) > 1 else ""
+            scopes = {"global": '"relative" or "layer"', "relative": '"layer"'} if len(self.params) > 1 else {}
+            other = f": try scope={scopes[self.scope]}" if self.scope in scopes else ""
             warnings.warn(f"pruning has left nothing of {gone[0][0]} ({shape}){more}{other}.", stacklevel=3)
 
     def _is_due(self, count: int) -> bool:

@@ -53,6 +53,13 @@ class Fitted:
     stopped: str
     settings: Settings
 
+    def __repr__(self) -> str:
+        reached = [
+            f"test {name} {self.history[-1][f'test_{name}']:.4f}" for name in ("loss", "accuracy") if self.history
+        ]
+        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        return f"Fitted({', '.join([type(self.model).__name__, epochs, f'stopped: {self.stopped}', *reached])})"
+
 
 def fit(
     data: Data,
