@@ -93,6 +93,22 @@ def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
     assert "provably does not flip" in page
 
 
+@pytest.mark.parametrize(
+    ("rule", "text", "nobody"), [("self", "the film was good", False), ("induction", "bad film bad", True)]
+)
+def test_who_follows_a_rule_is_said(
+    rule: str, text: str, nobody: bool, folder: Path, type_in: Callable[..., str]
+) -> None:
+    (folder / "rule.txt").write_text(text)
+    said = type_in("audit", "model", "--texts", "rule.txt", "--out", rule, "--norms", "", "--rule", rule, "--quiet")
+    heads = json.loads((folder / rule / "audit.json").read_text())["heads"]
+    most = max(heads, key=lambda head: head["measures"]["follows"])
+    share = most["measures"]["follows"]
+    assert (share == 0) == nobody
+    who = f"{most['layer']}, head {most['head']} follows it most often, {share:.0%} of"
+    assert ("no head follows it at any sampled query" if nobody else who) in said
+
+
 def test_what_was_asked_for_too_much_does_not_lose_the_audit(folder: Path, type_in: Callable[..., str]) -> None:
     small = ("--layers", "1", "--heads", "2", "--width", "8", "--hidden", "8", "--epochs", "1", "--lr", "1e-3")
     type_in("transformer", "fit", "synthetic", "--out", "single", *small, "--optimizer", "adam", "--quiet")

@@ -249,10 +249,10 @@ def _asked(
         if best is None:
             return found, [*said, f"rule {rule.value}: no attention of the model sees its tokens"]
         apart = sum(head.status == "solved" for head in heads)
-        said.append(
-            f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {best.layer}, head {best.head} follows it "
-            f"most often, {best.follows:.0%} of {best.queries} queries"
-        )
+        follows = f"{best.layer}, head {best.head} follows it most often, {best.follows:.0%} of {best.queries} queries"
+        if not best.follows:
+            follows = "no head follows it at any sampled query"
+        said.append(f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {follows}")
     return found, said
 
 
