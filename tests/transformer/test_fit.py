@@ -178,7 +178,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttsvmError, match="with groups '', not all"):  # nothing is seen to be nothing
         fit(TEXTS, settings(groups="all"), out=tmp_path)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no")
-    with pytest.raises(AttsvmError, match="not a readable"):
+    with pytest.raises(AttsvmError, match=r"not a readable .*\. To begin anew, remove .*, or choose another folder\.$"):
         fit(TEXTS, settings(), out=tmp_path)
 
 
