@@ -43,6 +43,7 @@ def _bar(last: float | None) -> Any:
     try:
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
     except ImportError as error:
         raise AttsvmError("progress needs the rich package: pip install attsvm[cli].") from error
     text, more = progress.TextColumn("{task.description}"), progress.TextColumn("{task.fields[more]}")
@@ -50,5 +51,8 @@ def _bar(last: float | None) -> Any:
     if last is None:
         columns = (progress.SpinnerColumn(), text, progress.TimeElapsedColumn())
         return progress.Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    columns = (text, progress.BarColumn(), more, progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
-    return progress.Progress(*columns, console=console)
+    times = [  # which a narrow terminal does not cut short
+        clock(table_column=Column(min_width=7, no_wrap=True))
+        for clock in (progress.TimeElapsedColumn, progress.TimeRemainingColumn)
+    ]
+    return progress.Progress(text, progress.BarColumn(), more, *times, console=console)

@@ -319,6 +319,24 @@ class Positions(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, k)
 
 
+class Overflowing(Positions):
+    """Its weights are finite, what it computes is not."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        k = torch.full((1, 1, tokens.shape[1], 8), 1e38)
+        return nn.functional.scaled_dot_product_attention(10 * k, k, k)
+
+
+class Hearing(Positions):
+    """It wants more than the tokens of a text."""
+
+    def forward(self, tokens: Tensor, sound: Tensor | None = None) -> Tensor:
+        assert tokens.ndim
+        if sound is None:
+            raise ValueError("where is the sound?")
+        return super().forward(tokens)
+
+
 def test_a_rule_is_separable_with_its_margin() -> None:
     """Query t is e_{t−1}, keys are e_t: W = ½ I separates "previous" with e_{t−1}ᵀ I e_{t−1} − 0, and any other rule by
     a permutation; the smallest norm follows from the symmetry of the problem."""
@@ -472,9 +490,18 @@ def test_files_of_an_audit(audited: Audit, tmp_path: Path) -> None:
         ({"queries": 0}, "queries"),
         ({"spaces": ["words"]}, "spaces must be of head, tokens, but got words"),
         ({"texts": [[1, 2], []]}, "text 1 has none"),
+        ({"model": Overflowing(1)}, "queries and keys must be finite"),
+        ({"model": Hearing(1)}, r"give batches of what it takes to .* It says: where is the sound\?"),
     ],
 )
 def test_wrong_input(asked: dict[str, Any], words: str) -> None:
     given = {"model": Positions(1), "tokenizer": None, "texts": [[1, 2, 3]]} | asked
     with pytest.raises(attsvm.AttsvmError, match=words):
         run_audit(**given)
+
+
+def test_what_a_model_says_about_given_batches_is_left_as_it_is() -> None:
+    tokens, sound = torch.tensor([[1, 2, 3]]), torch.zeros(1)
+    assert len(run_audit(Hearing(1), texts=[(tokens, sound)], norms=()).heads) == 1
+    with pytest.raises(ValueError, match=r"^where is the sound\?$"):
+        run_audit(Hearing(1), texts=[(tokens,)], norms=())

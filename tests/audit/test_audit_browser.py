@@ -63,6 +63,7 @@ def test_the_page_shows_what_was_computed(folder: tuple[Path, Steps], width: int
         page.locator("#grid button").nth(3).click()
         head = found.heads[3]
         assert page.locator("#head h2").inner_text() == f"{head.layer}, head {head.head}"
+        assert page.locator("#head h2").inner_html().startswith("blocks.<wbr>")  # a long name breaks behind a dot
         cells = page.locator(".cards td:not(:first-child)").all_inner_texts()
         own = head.measures
         sure = [own[name] for name in ("saturated", "confidence", "entropy", "sink", "first_weight")]

@@ -93,6 +93,22 @@ def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
     assert "provably does not flip" in page
 
 
+@pytest.mark.parametrize(
+    ("rule", "text", "nobody"), [("self", "the film was good", False), ("induction", "bad film bad", True)]
+)
+def test_who_follows_a_rule_is_said(
+    rule: str, text: str, nobody: bool, folder: Path, type_in: Callable[..., str]
+) -> None:
+    (folder / "rule.txt").write_text(text)
+    said = type_in("audit", "model", "--texts", "rule.txt", "--out", rule, "--norms", "", "--rule", rule, "--quiet")
+    heads = json.loads((folder / rule / "audit.json").read_text())["heads"]
+    most = max(heads, key=lambda head: head["measures"]["follows"])
+    share = most["measures"]["follows"]
+    assert (share == 0) == nobody
+    who = f"{most['layer']}, head {most['head']} follows it most often, {share:.0%} of"
+    assert ("no head follows it at any sampled query" if nobody else who) in said
+
+
 def test_what_was_asked_for_too_much_does_not_lose_the_audit(folder: Path, type_in: Callable[..., str]) -> None:
     small = ("--layers", "1", "--heads", "2", "--width", "8", "--hidden", "8", "--epochs", "1", "--lr", "1e-3")
     type_in("transformer", "fit", "synthetic", "--out", "single", *small, "--optimizer", "adam", "--quiet")
@@ -178,6 +194,7 @@ def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str])
         (("texts", "--texts", "texts.txt"), "texts must be a folder with a model of Hugging Face"),
         (("texts.txt", "--texts", "texts.txt", "--tokenizer", "model"), "no config.json"),
         (("images", "--texts", "texts.txt"), "images is a model of images: give batches"),
+        (("images", "--texts", "texts.txt", "--tokenizer", "model"), "images is a model of images: give batches"),
         (("model", "--texts", "synthetic"), "synthetic is for models of transformer fit, but model is not one"),
         (("model", "--texts", "texts.txt", "--column", "body"), "--column is for tables"),
         (("model", "--texts", "texts.md"), r"must be one of .txt, .parquet"),
@@ -206,3 +223,10 @@ def test_steps_of_models_in_memory() -> None:
     assert facts["steps"] == [1, 5]
     for before, after in facts["values"]["norm"]:
         assert after == pytest.approx(4 * before, rel=1e-4)
+
+
+def test_the_step_whose_weights_are_not_finite_is_named() -> None:
+    models = [(step, GPT(vocabulary=9, length=8, width=8, layers=1, heads=2)) for step in (1, 5)]
+    torch.nn.init.constant_(models[1][1].blocks[0].qkv.weight, torch.nan)
+    with pytest.raises(attsvm.AttsvmError, match=r"step 5: the weights .* but blocks.0.qkv.weight has nan or inf"):
+        audit_steps(models, None, [[1, 2, 3, 4, 5, 6]], norms=["l2"])

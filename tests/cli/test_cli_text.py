@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,6 +127,7 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
         (["predict", "model", "new.csv", "--out", "x.txt"], "must end in one of"),
         (["predict", "model", "new.csv", "--label", "id", "--out", "x.csv"], "does not know the labels 0, 1"),
         (["explain", "model", "a", "--label", "fine"], "must be one of bad, good"),
+        (["explain", "model", "new.csv"], "new.csv is a file: to explain each of its lines, write - < new.csv."),
     ],
 )
 def test_errors_are_one_sentence(
@@ -168,3 +171,33 @@ def test_labels_cannot_turn_or_hide_what_the_terminal_shows(folder: Path, type_i
     said += type_in("explain", "turned", "a fine word1")
     assert "good⟨U+202E⟩" in said
     assert not set("\x1b\u202e\u2066") & set(said)
+
+
+def test_rows_of_all_splits_are_not_used_in_silence(folder: Path) -> None:
+    rows = [{"text": ("fine", "poor")[i % 2], "label": i % 2, "split": ("train", "test")[i % 4 > 2]} for i in range(40)]
+    (folder / "parts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    fit = ["text", "fit", "parts.jsonl", "--out", "parts", "--quiet", "--penalty", "1"]
+    assert "all splits are used (test, train); --split takes" in run(*fit, cwd=folder).stderr
+    one = run(*fit, "--split", "train", cwd=folder)
+    assert not one.stderr
+    assert "27 texts" in one.stdout
+    assert (
+        run("text", "predict", "parts", "parts.jsonl", "--out", "parts.csv", cwd=folder).stdout
+        == "parts.csv: 40 texts\n"
+    )
+
+
+def test_a_warning_is_a_sentence(folder: Path) -> None:
+    """Without a place in the code."""
+    rows = [{"text": ("这部电影非常好看", "这部电影太差了")[i % 2], "label": i % 2} for i in range(40)]
+    (folder / "unspaced.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    script = "import sys; sys.argv[0] = 'attsvm'; from attsvm.cli import main; main()"
+    warned = subprocess.run(
+        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert warned.stderr.startswith("Warning: these texts put no spaces between words")
+    assert warned.stderr.count("\n") == 1

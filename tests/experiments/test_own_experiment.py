@@ -135,6 +135,7 @@ def test_the_template_runs_and_makes_a_report(tmp_path: Path, monkeypatch: pytes
     assert code == 0, said
     code, said = attsvm("report", "runs", "my_rate.py")
     assert code == 0, said
+    assert "<th>claim</th>" not in Path("report.html").read_text()  # its checks say nothing there
     for name, out, words in (
         ("my-rate", None, "is there already"),
         ("My Rate", None, "lower-case letters"),

@@ -265,11 +265,59 @@ def test_an_exchange_may_leave_nothing():
     w = nn.Parameter(torch.ones(2, 2))
     optimizer = MirrorAdam([w], p=1.5)
     pruning = GradualPruning(optimizer, 0.9, 4, initial=0.9, start=0.0, end=1.0, every=1, regrow=0.5, params=[w])
-    for _ in range(4):
+
+    def step() -> None:
         w.grad = torch.ones(2, 2)
         optimizer.step()
         pruning.step()
+
+    for _ in range(3):
+        step()
+    with pytest.warns(UserWarning, match=r"^pruning has left nothing of 0.0 \(2×2\).$"):
+        step()
     assert (w == 0).all()  # 0.9 of four entries, rounded
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("scope", "sizes", "said"),
+    [
+        (
+            "global",
+            [[1e-3] * 64, [1.0] * 64],
+            ['pruning has left nothing of 0.weight (8×8): try scope="relative" or "layer".'],
+        ),
+        ("relative", [[1e-3] * 64, [1.0] * 64], []),
+        (
+            "relative",
+            [[1.0] * 64, [0.1] * 32 + [3.0] * 32],
+            ['pruning has left nothing of 0.weight (8×8): try scope="layer".'],
+        ),
+        ("layer", [[1.0] * 64, [0.1] * 32 + [3.0] * 32], []),
+    ],
+)
+def test_a_matrix_of_which_nothing_is_left_is_named(name: str, scope: str, sizes: list[list[float]], said: list[str]):
+    """One threshold for all takes a matrix of small entries whole; in units of its size, one without large entries."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        for layer, size in zip(model, sizes):
+            layer.weight.copy_((torch.tensor(size) * (1 + 0.01 * torch.rand(64))).view(8, 8))
+    optimizer = OPTIMIZERS[name](param_groups(model))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    pruning = GradualPruning(optimizer, 0.75, 4, start=0.5, end=0.5, scope=scope)
+    found: list[str] = []
+    for _ in range(4):
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            pruning.step()
+        found += [str(one.message) for one in warned]
+    assert pruning.achieved() == pytest.approx(0.75)
+    assert found == said
 
 
 def test_vectors_and_what_is_empty_are_left_as_they_are():

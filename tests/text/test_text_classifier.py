@@ -407,6 +407,22 @@ def test_too_few_iterations_warn() -> None:
         AttentionTextClassifier(**QUICK).fit(TEXTS, LABELS)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"), [("这部电影非常好看", "太差了"), ("หนังดีมาก", "หนังแย่"), ("とても良い映画", "ひどい")]
+)
+def test_scripts_without_spaces_warn(good: str, bad: str, tmp_path: Path) -> None:
+    labels = [1, 0] * 10
+    with pytest.warns(UserWarning, match="no spaces between words"):
+        AttentionTextClassifier().fit([good, bad] * 10, labels)
+    tokenizers = pytest.importorskip("tokenizers")
+    names = ["[UNK]", *dict.fromkeys([*good, *bad, *(f"##{sign}" for sign in good + bad)])]
+    known = {name: number for number, name in enumerate(names)}
+    tokenizers.Tokenizer(tokenizers.models.WordPiece(known, unk_token="[UNK]")).save(str(tmp_path / "pieces.json"))
+    pieces = WordPieceTokenizer(file=tmp_path / "pieces.json")
+    AttentionTextClassifier(tokenizer=pieces).fit([good, bad] * 10, labels)  # without a warning
+    AttentionTextClassifier().fit([f"a good film, {good[:2]}", "a bad film"] * 10, labels)
+
+
 def test_verbose_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     AttentionTextClassifier(verbose=True, random_state=0).fit(TEXTS, LABELS)
     said = capsys.readouterr()

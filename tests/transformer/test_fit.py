@@ -102,6 +102,15 @@ def test_a_run_can_go_on_for_longer(tmp_path: Path) -> None:
     assert_same(fit(TEXTS, settings(epochs=2), out=tmp_path).model, fit(TEXTS, settings(epochs=2)).model)
 
 
+def test_a_run_in_one_line() -> None:
+    fitted = fit(TEXTS, settings(epochs=1))
+    loss, accuracy = (fitted.history[0][f"test_{name}"] for name in ("loss", "accuracy"))
+    reached = f"test loss {loss:.4f}, test accuracy {accuracy:.4f}"
+    assert repr(fitted) == f"Fitted(TextTransformer, 1 epoch, stopped: epochs, {reached})"
+    never = fit(TEXTS, settings(), stop=lambda: True)
+    assert repr(never) == "Fitted(TextTransformer, 0 epochs, stopped: interrupted)"
+
+
 def test_it_leaves_the_caller_s_random_state() -> None:
     before = torch.get_rng_state()
     fit(TEXTS, settings(epochs=1))
@@ -169,7 +178,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttsvmError, match="with groups '', not all"):  # nothing is seen to be nothing
         fit(TEXTS, settings(groups="all"), out=tmp_path)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no")
-    with pytest.raises(AttsvmError, match="not a readable"):
+    with pytest.raises(AttsvmError, match=r"not a readable .*\. To begin anew, remove .*, or choose another folder\.$"):
         fit(TEXTS, settings(), out=tmp_path)
 
 

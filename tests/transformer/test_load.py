@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -336,7 +337,38 @@ def test_command_line(tokenizer: Path, tmp_path: Path) -> None:
     assert seen.exit_code == 0, seen.output
     lost = fit_command("synthetic", "--optimizer", "sgd", "--lr", "1e30", "--batch", "8", out=tmp_path / "lost")
     assert lost.exit_code == 3  # something is written, but not all is well
-    assert "diverged in epoch 1: take a smaller --lr than 1e" in lost.stderr
+    assert "diverged in epoch 1: take a smaller --lr than 1e+30, or --loss mean." in lost.stderr
+
+
+@pytest.mark.parametrize(("model", "names"), [("gpt", "loss"), ("classifier", "train")])
+def test_the_bar_fits_a_terminal_of_80_columns(model: str, names: str, tmp_path: Path, monkeypatch) -> None:
+    """With what was reached by name, and with both times."""
+    monkeypatch.setenv("COLUMNS", "80")
+    small = {"layers": 1, "heads": 1, "width": 8, "hidden": 8, "lr": 1e-6, "epochs": 100, "batch": 256, "stop": 2}
+    sizes = [part for name, value in small.items() for part in (f"--{name}", str(value))]
+    done = CliRunner().invoke(app, ["fit", "synthetic", *sizes, "--model", model, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    (bar,) = [line for line in done.stderr.splitlines() if "tokens/s" in line]
+    assert re.search(rf"epoch 100 of 100 .* {names} \d\.\d{{3}}  test \d\.\d{{3}} \d:\d\d:\d\d \d:\d\d:\d\d$", bar)
+
+
+def test_a_language_model_needs_no_labels(tokenizer: Path, tmp_path: Path) -> None:
+    """Neither a column of them nor two classes: the texts are the same data, whatever their labels."""
+    named = write_reviews(tmp_path / "named.parquet", [(t, "good", s) for t, _, s in both(REVIEWS)])
+    bare = tmp_path / "bare.parquet"
+    pq.write_table(pq.read_table(named).drop_columns(["label"]), bare)
+    found = [load_data(place, tokenizer=tokenizer, next_tokens=True) for place in (named, bare)]
+    assert [data.kind for data in found] == ["gpt", "gpt"]
+    assert found[0].digest() == found[1].digest()
+    assert torch.equal(
+        found[0].train.tokens, load_data(write_reviews(named, both(REVIEWS)), tokenizer=tokenizer).train.tokens
+    )
+    assert load_data("synthetic", next_tokens=True).digest() == load_data("synthetic").next_tokens().digest()
+    options = ["--model", "gpt", "--heads", "1", "--length", "16", "--tokenizer", str(tokenizer)]
+    done = fit_command(str(bare), *options, out=tmp_path / "gpt")
+    assert done.exit_code == 0, done.output
+    with pytest.raises(AttsvmError, match="has no column 'label'"):
+        load_data(bare, tokenizer=tokenizer)
 
 
 def test_image_parts_come_back_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

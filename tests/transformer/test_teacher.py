@@ -105,7 +105,7 @@ class Fewer(nn.Module):
         (0.5, None, "needs a teacher as well"),
         (0.0, started(TEXTS.next_tokens()), "needs settings.distil"),
         (0.5, "run/", "teacher must be a model, but got str"),
-        (0.5, started(TEXTS), "the teacher cannot answer what this data asks"),
+        (0.5, started(TEXTS), "cannot answer what this data asks: it is a TextTransformer, and the model a GPT"),
         (0.5, Fewer(), "must choose among 54 answers, as the model, but it has 3"),
         (0.5, GPT(vocabulary=54, length=8, width=16, layers=1, heads=2), "cannot answer .* 8"),
     ],

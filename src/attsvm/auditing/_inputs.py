@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError, describe
+from attsvm.files import one_line
 from attsvm.models import Places, TextTransformer
 
 LONGEST = 512
@@ -63,6 +64,8 @@ class Batch:
     kwargs: dict[str, Any]
     lengths: list[int] | None
     """tokens of every sequence, behind which there is padding"""
+    of_texts: bool = True
+    """made here of texts or token numbers, not given as tensors"""
 
     def run(self, model: nn.Module) -> None:
         try:
@@ -70,6 +73,13 @@ class Batch:
         except IndexError as error:
             raise AttsvmError(
                 f"the model cannot read these tokens ({error}): take the tokenizer that it was trained with."
+            ) from error
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, AttsvmError | torch.OutOfMemoryError) or not self.of_texts:
+                raise
+            raise AttsvmError(
+                f"the model cannot be called with tokens alone: give batches of what it takes to "
+                f"attsvm.audit(model, None, batches). It says: {one_line(error)}"
             ) from error
 
     def own(self, logits: Tensor, row: int) -> Tensor:
@@ -94,6 +104,9 @@ class Inputs:
         if isinstance(texts, str | bytes | Mapping | Tensor) or not isinstance(texts, Sequence) or not len(texts):
             raise AttsvmError("texts must be a list of at least one text, list of token numbers, or batch of tensors.")
         self.model: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile has compiled
+        for name, weight in self.model.named_parameters():
+            if weight.is_floating_point() and not bool(weight.isfinite().all()):
+                raise AttsvmError(f"the weights of the model must be finite, but {name} has nan or inf.")
         self.given = not isinstance(texts[0], str) and not _is_numbers(texts[0])
         self.batches_given = list(texts) if self.given else []
         self.documents: list[Document] = []
@@ -227,11 +240,11 @@ def _given(number: int, item: Any, device: torch.device) -> Batch:
             lengths = seen.sum(1).tolist()
             if bool((seen.diff(dim=1) > 0).any()):
                 raise AttsvmError("attention_mask must have its padding behind the tokens: pad on the right.")
-        return Batch([number], (), kwargs, lengths)
+        return Batch([number], (), kwargs, lengths, of_texts=False)
     args = tuple(item) if isinstance(item, tuple | list) else (item,)
     if not any(isinstance(x, Tensor) for x in args):
         raise AttsvmError(f"texts must be texts, token numbers or batches of tensors, but got {describe(item)}.")
-    return Batch([number], tuple(moved(x) for x in args), {}, None)
+    return Batch([number], tuple(moved(x) for x in args), {}, None, of_texts=False)
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int:

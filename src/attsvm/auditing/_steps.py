@@ -57,7 +57,12 @@ def audit_steps(
 
     `models` are pairs of step and model; they may be loaded one by one. `settings` are those of `audit`.
     """
-    found = [(step, audit(model, tokenizer, texts, **settings)) for step, model in models]
+    found = []
+    for step, model in models:
+        try:
+            found.append((step, audit(model, tokenizer, texts, **settings)))
+        except AttsvmError as error:
+            raise AttsvmError(f"step {step}: {error}") from error
     if not found:
         raise AttsvmError("models must have at least one step, but there is none.")
     return Steps(sorted(found, key=lambda pair: pair[0]))

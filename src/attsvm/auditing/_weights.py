@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attsvm.auditing._inputs import Inputs
 from attsvm.captures import Attended, affine, capture
+from attsvm.errors import AttsvmError
 
 SEEN = 8
 """Tokens of the first text on which the weights are probed."""
@@ -51,6 +52,9 @@ def probe(inputs: Inputs) -> dict[str, Weights]:
     found: dict[str, Weights] = {}
 
     def look(attended: Attended) -> None:
+        for x in (attended.q, attended.keys):
+            if not bool(x.isfinite().all()):
+                raise AttsvmError(f"queries and keys must be finite, but {attended.name} computes nan or inf.")
         q_source, k_source = attended.sources
         if q_source is None or k_source is None or None in attended.hidden():
             return

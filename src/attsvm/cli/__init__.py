@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 from attsvm.errors import AttsvmError
@@ -17,6 +18,7 @@ def main() -> None:
     """Run the command line; wrong input ends with one sentence on standard error and exit status 1."""
     if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    usual, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         _load()()
     except AttsvmError as error:
@@ -32,6 +34,13 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         print("Interrupted; no file was left half written.", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        warnings.formatwarning = usual
+
+
+def _warning(message: Warning | str, *place: object) -> str:
+    """Without the place in the code: who types a command has no use for it."""
+    return f"Warning: {message}\n"
 
 
 def _is_full(error: OSError) -> bool:

@@ -170,6 +170,9 @@ def _texts(
             return [row[:count].tolist() for row, count in rows], None
         images = torch.cat([split.take(part)[0] for part in split.batches(batch)[: -(-limit // batch)]])
         return list(images[:limit].split(batch)), None
+    folders = [model, *(folder for _, folder in checkpoints(model))]
+    if reads_images(folders[-1]):  # also where it has a tokenizer, or is given one
+        raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")
     path = Path(source)
     if path.suffix == ".txt":
         if not path.is_file():
@@ -186,10 +189,7 @@ def _texts(
         read = read_texts(source, text=column, label=None).texts
     if not read:
         raise AttsvmError(f"{path} must have at least one text, but it is empty.")
-    folders = [model, *(folder for _, folder in checkpoints(model))]
     place = tokenizer or next((folder for folder in folders if has_tokenizer(folder)), None)
-    if place is None and reads_images(folders[-1]):
-        raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")
     if place is None:
         raise AttsvmError(f"--tokenizer must name the tokenizer of the texts: {model} has none.")
     return read[:limit], load_tokenizer(place)
@@ -249,10 +249,10 @@ def _asked(
         if best is None:
             return found, [*said, f"rule {rule.value}: no attention of the model sees its tokens"]
         apart = sum(head.status == "solved" for head in heads)
-        said.append(
-            f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {best.layer}, head {best.head} follows it "
-            f"most often, {best.follows:.0%} of {best.queries} queries"
-        )
+        follows = f"{best.layer}, head {best.head} follows it most often, {best.follows:.0%} of {best.queries} queries"
+        if not best.follows:
+            follows = "no head follows it at any sampled query"
+        said.append(f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {follows}")
     return found, said
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from attsvm.cli._common import check_folder, console
 from attsvm.errors import AttsvmError
+from attsvm.files import is_file
 from attsvm.identity import check_kind
 from attsvm.progress import progress_bar
 
@@ -74,13 +75,19 @@ def fit_command(
     quiet: Quiet = False,
 ) -> None:
     """Fit a classifier to a table of texts and labels."""
-    from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer, read_texts
+    from attsvm import tables
+    from attsvm.text import AttentionTextClassifier, WordPieceTokenizer, WordTokenizer, visible
     from attsvm.text import stop_words as english
 
     check_folder(out)
     check_kind(out, "text fit")
-    texts, labels = read_texts(source, text=text, label=label, split=split, encoding=encoding)
-    assert labels is not None  # a column was named
+    table = tables.read_table(source, text=text, encoding=encoding, split=split)
+    texts, labels = tables.text_column(table, text, source), tables.label_column(table, label, source)
+    if split is None and "split" in table.column_names:
+        splits = sorted({str(value) for value in table["split"].to_pylist()})
+        if len(splits) > 1:
+            named = ", ".join(splits[:3]) + ", …" * (len(splits) > 3)
+            typer.echo(visible(f"The rows of all splits are used ({named}); --split takes those of one."), err=True)
     if drop:
         names = np.array([_name(one) for one in labels.tolist()], dtype=str)
         known = np.unique(names).tolist()
@@ -167,6 +174,7 @@ def predict_command(
             rows = tables.read_json_lines(source, encoding, split)
             rows = [row | dict(zip(added, new)) for row, new in zip(rows, zip(*added.values()))]
         tables.write_table(table, out, rows)
+        typer.echo(f"{out}: {len(table)} {'text' if len(table) == 1 else 'texts'}")
     if truth is not None:
         _judge(classifier.classes_, truth, predicted, "texts", stderr=out is None)
 
@@ -184,6 +192,8 @@ def explain_command(
     classifier = _load(model)
     if texts == ["-"]:
         texts = [line.rstrip("\n") for line in sys.stdin]
+    elif file := next((text for text in texts if re.search(r"\.[a-z]+$", text) and is_file(text)), None):
+        raise AttsvmError(f"texts must be texts, but {file} is a file: to explain each of its lines, write - < {file}.")
     wanted = None
     if label is not None:
         names = [_name(one) for one in classifier.classes_.tolist()]

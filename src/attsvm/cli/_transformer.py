@@ -200,11 +200,12 @@ def fit_command(
     for name in _given(context, ["own_head", "start"]):
         if model is not Model.gpt:
             raise AttsvmError(f"--{name.replace('_', '-')} is for --model gpt: leave it out.")
-    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images)
-    _refuse_unused(context, data, loaded.kind)
-    own: dict[str, Any] = {"length": length} if loaded.kind == "text" else {"patch": patch}
-    if model is Model.gpt:
-        loaded = loaded.next_tokens()
+    gpt = model is Model.gpt
+    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images, next_tokens=gpt)
+    kind = "text" if gpt else loaded.kind
+    _refuse_unused(context, data, kind)
+    own: dict[str, Any] = {"length": length} if kind == "text" else {"patch": patch}
+    if gpt:
         own |= {"tied": False} if own_head else {}
         own |= {"start": start.value} if start is not Start.gpt2 else {}
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
@@ -238,7 +239,7 @@ def fit_command(
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
-        report = _told(tell, epochs, "images" if loaded.kind == "vit" else "tokens")
+        report = _told(tell, epochs, loaded.kind)
         fitted = fit(
             loaded,
             settings,
@@ -262,7 +263,7 @@ def fit_command(
     }
     at_best = "" if best is None else f", {best['test_accuracy']:.4f} at its best epoch"
     zeros = f", {last['zeros']:.1%} of the matrices' entries are 0" if "zeros" in last else ""
-    if model is Model.gpt:
+    if gpt:
         reached = f"loss per token {last['train_loss']:.4f} in training, {last['test_loss']:.4f} on the test split"
     else:
         reached = f"train accuracy {last['train_accuracy']:.4f}, test accuracy {last['test_accuracy']:.4f} at the end"
@@ -270,14 +271,15 @@ def fit_command(
     console().print(f"{done} epoch{'s' * (done != 1)} ({why[fitted.stopped]}): {reached}{zeros}")
     console().print(f"{out} has checkpoint.safetensors and metrics.parquet")
     if best is not None and (out / BEST).is_file():  # which older runs do not have
-        accuracy = "accuracy of the next token" if model is Model.gpt else "accuracy"
+        accuracy = "accuracy of the next token" if gpt else "accuracy"
         zeros = f" ({best['zeros']:.1%} zeros)" if "zeros" in best else ""
         console().print(
             f"{out / BEST}: the weights of epoch {best['epoch']}{zeros}, the best on the test split by {accuracy}, "
             "which is optimistic, since the test split chose the epoch",
         )
     if fitted.stopped == "diverged":
-        typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}.", err=True)
+        mean = ", or --loss mean" if loss is Loss.sum else ""
+        typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}{mean}.", err=True)
         raise typer.Exit(INCOMPLETE)
 
 
@@ -391,15 +393,19 @@ def _accelerator(device: str) -> Any:
     return Accelerator(cpu=device == "cpu")
 
 
-def _told(tell: Tell, epochs: int, unit: str) -> Callable[[Reached], None]:
-    """Epochs done, throughput, the last accuracies, and the time left at most (the stopping rule may come first)."""
+def _told(tell: Tell, epochs: int, kind: str) -> Callable[[Reached], None]:
+    """Epochs done, throughput, the last accuracies (of gpt losses), and the time left at most (the stopping rule may
+    come first)."""
+    unit = "images" if kind == "vit" else "tokens"
+    names = {"loss": "train_loss", "test": "test_loss"}
+    if kind != "gpt":
+        names = {"train": "train_accuracy", "test": "test_accuracy"}
 
     def report(reached: Reached) -> None:
         more = f"{reached.rate:,.0f} {unit}/s"
-        if reached.history:
-            row = reached.history[-1]
-            more += f"  train {row['train_accuracy']:.4f}  test {row['test_accuracy']:.4f}"
+        for name, column in names.items() if reached.history else ():
+            more += f"  {name} {reached.history[-1][column]:.3f}"
         done = reached.epoch + reached.batch / reached.batches
-        tell(done, f"epoch {reached.epoch + 1} of at most {epochs}", more)
+        tell(done, f"epoch {reached.epoch + 1} of {epochs}", more)
 
     return report

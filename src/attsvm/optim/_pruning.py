@@ -114,7 +114,7 @@ class GradualPruning:
                 f"{self.every}th changes them: make every smaller."
             )
         named = _prunable(self.optimizer, params, structure)
-        self.params = [param for _, param in named]
+        self._names, self.params = [name for name, _ in named], [param for _, param in named]
         self._units = units_of(named, structure, heads)
         parts = [[unit] for unit in self._units] if scope == "layer" else [self._units]
         if sparsity > 0 and not any(fits(part, sparsity) for part in parts):
@@ -151,6 +151,19 @@ class GradualPruning:
             self._exchange(self.scheduled(self.count))
         elif self._is_due(self.count):
             self._prune(self.scheduled(self.count))
+            if self.count == self.last:
+                self._warn_of_nothing_left()
+
+    def _warn_of_nothing_left(self) -> None:
+        """One threshold for all may leave nothing of a matrix, which cuts its layer out of the model."""
+        masks = {param: mask for param, mask in self.masks().items() if not is_sharded(param)}
+        gone = [(name, p) for name, p in zip(self._names, self.params) if p in masks and not bool(masks[p].any())]
+        if gone:
+            shape = "×".join(map(str, gone[0][1].shape))
+            more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+            scopes = {"global": '"relative" or "layer"', "relative": '"layer"'} if len(self.params) > 1 else {}
+            other = f": try scope={scopes[self.scope]}" if self.scope in scopes else ""
+            warnings.warn(f"pruning has left nothing of {gone[0][0]} ({shape}){more}{other}.", stacklevel=3)
 
     def _is_due(self, count: int) -> bool:
         due = (count - self.first) % self.every == 0 or count == self.last

@@ -23,7 +23,7 @@ from attsvm.geometry import Lp
 from attsvm.text._attention import Problem, Step, probabilities
 from attsvm.text._explain import Explanations, Words, explain, two_sided
 from attsvm.text._selection import Chooser, Labelled, hold_out, problem_settings
-from attsvm.text._tokenizers import WordTokenizer, checked_texts
+from attsvm.text._tokenizers import WordTokenizer, checked_texts, without_spaces
 
 _CHUNK = 20_000
 """Texts predicted at a time, to bound the memory."""
@@ -131,6 +131,12 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
             raise AttsvmError(f"y must have at least two classes, but it has 1 class: {classes.tolist()}.")
         report("tokenize", 0)
         tokenizer = self.tokenizer if self.tokenizer is not None else WordTokenizer()
+        if type(tokenizer) is WordTokenizer and without_spaces(texts):
+            warnings.warn(
+                "these texts put no spaces between words, so whole sentences count as words: give a "
+                "WordPieceTokenizer (attsvm text fit has --word-pieces).",
+                stacklevel=3,
+            )
         target = place[:, None] == np.arange(len(classes)) if len(classes) > 2 else place[:, None] == 1
         data = Labelled(tokenizer(texts), target.astype(np.float64), weight, np.ceil(own))
 

@@ -32,6 +32,8 @@ _LONG_NUMBER = re.compile(r"&#\d{100,};?")
 _MARKS = r"\u0300-\u036f\u0900-\u0963\u0966-\u0fff"  # accents and vowel signs, which \w leaves out
 WORD = re.compile(rf"\w[\w{_MARKS}]*(?:['’]\w[\w{_MARKS}]*|(?<=\d)[./]\d+)*")
 """A word: letters and digits, with apostrophes inside (don't) and 7/10 or 3.5 in one piece."""
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+"""Thai, Lao, Burmese, Khmer, Japanese and Chinese letters"""
 _BLANKS = str.maketrans({c: " " for c in map(chr, range(128)) if not (c.isalnum() or c in "_'./")})
 """ASCII that no word has inside."""
 
@@ -109,6 +111,12 @@ def checked_texts(texts: Any, name: str = "texts") -> list[str]:
             what = "nothing (a missing value)" if text is None or text != text else type(text).__name__
             raise AttsvmError(f"{name} must be strings, but text {place} is {what}.")
     return texts
+
+
+def without_spaces(texts: Iterable[str]) -> bool:
+    """Whether most letters, judged on the beginnings, are of scripts that put no space between words."""
+    seen = "".join(text[:1000] for text in islice(texts, 1000))
+    return 2 * len(_UNSPACED.findall(seen)) > sum(map(str.isalpha, seen))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,10 @@ def save_run(
 
 def load_run(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> Place:
     """Put what `save_run` wrote into model and optimizer; a file of another run is refused."""
-    tensors, described = read_run(path)
+    try:
+        tensors, described = read_run(path)
+    except AttsvmError as error:
+        raise AttsvmError(f"{error} To begin anew, remove {path.parent}, or choose another folder.") from error
     check_same_run(path.parent, described["identity"], identity)
     try:
         model.load_state_dict(under("model.", tensors))

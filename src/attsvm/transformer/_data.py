@@ -51,13 +51,13 @@ class Texts:
     labels: Tensor
     """(n,) int64"""
 
-    @staticmethod
-    def ragged(ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> Texts:
+    @classmethod
+    def ragged(cls, ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> Self:
         """From sequences behind one another: sequence i is ids[offsets[i]:offsets[i + 1]]."""
         lengths = np.diff(offsets)
         tokens = np.zeros((len(lengths), max(1, int(lengths.max(initial=0)))), np.int32)
         tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = ids
-        return Texts(
+        return cls(
             torch.from_numpy(tokens),
             torch.from_numpy(lengths.astype(np.int64)),
             torch.from_numpy(labels.astype(np.int64)),
@@ -209,7 +209,7 @@ class Data:
             if isinstance(split, Texts):
                 self._check_tokens(name, split)
         first = int(self.train.labels[0])
-        if (self.train.labels == first).all():
+        if not isinstance(self.train, Sequences) and (self.train.labels == first).all():
             raise AttsvmError(
                 f"the train split must have rows of two classes or more, but all {len(self.train)} have label {first}: "
                 "if these are the first rows of sorted ones, shuffle before you take them."

@@ -53,6 +53,13 @@ class Fitted:
     stopped: str
     settings: Settings
 
+    def __repr__(self) -> str:
+        reached = [
+            f"test {name} {self.history[-1][f'test_{name}']:.4f}" for name in ("loss", "accuracy") if self.history
+        ]
+        epochs = f"{len(self.history)} epoch{'s' * (len(self.history) != 1)}"
+        return f"Fitted({', '.join([type(self.model).__name__, epochs, f'stopped: {self.stopped}', *reached])})"
+
 
 def fit(
     data: Data,
@@ -225,13 +232,16 @@ class _Run:
 
     @torch.no_grad()
     def _check_teacher(self) -> None:
-        train = self.data.train
+        train, cannot = self.data.train, "the teacher cannot answer what this data asks"
+        kinds = [type(model) for model in (self.teacher, self.model)]
+        if kinds[0] in (GPT, TextTransformer, ViT) and kinds[0] is not kinds[1]:
+            raise AttsvmError(f"{cannot}: it is a {kinds[0].__name__}, and the model a {kinds[1].__name__}.")
         longest = train.batches(1)[-1]
         given = train.take(longest)
         try:
             told = self._told(longest, given)
         except (TypeError, ValueError, LookupError, RuntimeError, AttributeError, AttsvmError) as error:
-            raise AttsvmError(f"the teacher cannot answer what this data asks: {one_line(error)}") from error
+            raise AttsvmError(f"{cannot}: {one_line(error)}") from error
         asked = train.answers(longest, self.model.eval()(*given))[0]
         if told.shape != asked.shape:
             theirs, ours = (found.shape[-1] for found in (told, asked))

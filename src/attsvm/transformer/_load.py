@@ -17,7 +17,7 @@ from attsvm.files import one_line, read_arrays, write_arrays
 from attsvm.schema import Array, Schema
 from attsvm.tables import label_column, read_table, text_column
 from attsvm.tokenizers import open_tokenizer, vocabulary_digest
-from attsvm.transformer._data import Data, Images, Texts, image_data
+from attsvm.transformer._data import Data, Images, Sequences, Texts, image_data
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 SPLITS = ("train", "test")
@@ -42,6 +42,7 @@ def load_data(
     length: int = 512,
     size: int | None = None,
     images: bool = False,
+    next_tokens: bool = False,
 ) -> Data:
     """Data by what `source` is.
 
@@ -60,9 +61,17 @@ def load_data(
         length: longest sequence in tokens; the rest of a text is cut off.
         size: height and width to which images are scaled; 48 if not given, and 8 for the built-in ones.
         images: a table or a Hugging Face name holds images. (A table with a column image is recognised.)
+        next_tokens: texts for a language model, which predicts every next token: a table needs no labels.
     """
-    name, path = str(source), Path(source)
     length = as_count("length", length)
+    found = _load(source, tokenizer, length, size, images, Sequences if next_tokens else Texts)
+    return found.next_tokens() if next_tokens else found
+
+
+def _load(
+    source: str | Path, tokenizer: str | Path | None, length: int, size: int | None, images: bool, kind: type[Texts]
+) -> Data:
+    name, path = str(source), Path(source)
     if name == "synthetic":
         return _cut(synthetic_sentiment(), length)
     if name == "tiny-images":
@@ -72,7 +81,7 @@ def load_data(
         return _cut(_saved(path, size), length)
     if path.is_dir() and (path / "train" / "pos").is_dir():
         texts = [_acl_split(path, split) for split in SPLITS]
-        return _tokenized(texts, tokenizer, length)
+        return _tokenized(texts, tokenizer, length, kind)
     if path.is_dir():
         return _cifar_folder(path, size)
     if images or _has_images(path):
@@ -81,9 +90,12 @@ def load_data(
     texts = []
     for split in SPLITS:
         table, part = read_table(source, text="text", split=split), f", split {split}"
-        labels = _whole(label_column(table, "label", source, part), "0 or 1", source)
+        if kind is Sequences:
+            labels = np.zeros(len(table), np.int64)
+        else:
+            labels = _whole(label_column(table, "label", source, part), "0 or 1", source)
         texts.append((text_column(table, "text", f"{source}{part}"), labels))
-    return _tokenized(texts, tokenizer, length)
+    return _tokenized(texts, tokenizer, length, kind)
 
 
 def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[list[int]]:
@@ -140,14 +152,16 @@ def _cut(data: Data, length: int) -> Data:
     return replace(data, train=data.train.cut(length), test=data.test.cut(length))
 
 
-def _tokenized(texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int) -> Data:
+def _tokenized(
+    texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int, kind: type[Texts]
+) -> Data:
     if tokenizer is None:
         raise AttsvmError("texts need a tokenizer: name a tokenizer.json, such as that of bert-base-uncased.")
     splits = []
     for part, labels in texts:
         ids = encode(part, tokenizer, length)
         flat = np.array([token for sequence in ids for token in sequence], np.int32)
-        splits.append(Texts.ragged(flat, np.cumsum([0, *map(len, ids)]), labels))
+        splits.append(kind.ragged(flat, np.cumsum([0, *map(len, ids)]), labels))
     opened = open_tokenizer(tokenizer)
     # Not the number of tokens: the numbers of some tokenizers have gaps.
     vocabulary = 1 + max(opened.get_vocab().values(), default=0)
