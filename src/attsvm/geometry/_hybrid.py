@@ -120,7 +120,8 @@ class Hybrid(Geometry):
 def _from_file(facts: dict[str, Any]) -> Part:
     """The part that a file describes."""
     given = {name: value for name, value in facts.items() if name != "kind"}
+    given["geometry"] = from_facts(Geometry, "geometry", given.get("geometry"))
     try:
-        return Part(**given | {"geometry": from_facts(Geometry, "geometry", given.get("geometry"))})
+        return Part(**given)
     except TypeError as error:
         raise AttsvmError(f"a Part must have other parameters: {error}.") from error
