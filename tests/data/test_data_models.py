@@ -236,6 +236,10 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
         (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 5), [0, 1]), "V must"),
         (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 4), [0, 3]), "labels"),
         (lambda: class_data(torch.ones(2, 2), [0, 3], 2), "labels"),
+        (lambda: class_data(torch.ones(2, 2), [-1, -1]), r"labels must be in 0\.\.0"),
+        (lambda: class_data(torch.ones(0, 2), torch.zeros(0, dtype=torch.long)), "n, d ≥ 1"),
+        (lambda: next_token_data(torch.eye(3).expand(3, 3, 3), [[[0, 1]]] * 2, [[0]] * 2), "E must have B = 2 trials"),
+        (lambda: next_token_data(torch.eye(3) * torch.nan, [[0, 1]], [0]), "E must be finite"),
         (lambda: next_token_data(torch.eye(3), [[0, 1]], [2]), "labels"),
         (lambda: next_token_data(torch.ones(3, 4), [[0, 1]], [1]), "independent"),
         (lambda: next_token_data(torch.eye(2), [[0, 2]], [2]), "token numbers"),
@@ -244,3 +248,7 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
 def test_wrong_models_are_refused(make, words: str) -> None:
     with pytest.raises(AttsvmError, match=words):
         make()
+
+
+def test_classes_of_no_trials() -> None:
+    assert len(class_data(torch.ones(0, 4, 2), torch.zeros(0, 4, dtype=torch.long), 3)) == 0

@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from attsvm import AttsvmError, TokenData, sphere
+from attsvm import AttsvmError, TokenData, att_svm, solve, sphere
 from attsvm.dynamics import Gaussian, Trajectory, train
 
 KINDS = {"W": "l3", "KQ": "nuclear", "joint": "l2"}
@@ -43,6 +44,21 @@ def test_some_trials_are_the_run_of_these_trials(data: TokenData, kind: str) -> 
     whole = train(data, KINDS[kind], kind, steps=9, resume=run, **OPTIONS)
     part = train(data[[3, 1]], KINDS[kind], kind, steps=9, resume=run[[3, 1]], **OPTIONS)
     torch.testing.assert_close(part.W, whole.W[[3, 1]], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("which", [slice(None, None, -1), [], [True, False, False, True], -1, np.int64(2)])
+def test_runs_and_solutions_are_picked_as_data_are(data: TokenData, which: Any) -> None:
+    run, solution, some = train(data, steps=2), solve(att_svm(data)), data[which]
+    assert torch.equal(run[which].data.X, some.X)
+    assert torch.equal(run[which].W, run.W[some.trials])
+    assert torch.equal(solution[which].W, solution.W[some.trials])
+
+
+@pytest.mark.parametrize("which", [4, "a", [[0, 1]], 0.5, [9]])
+def test_trials_that_are_not_there_are_refused(data: TokenData, which: Any) -> None:
+    for batch in (data, train(data, steps=2), solve(att_svm(data))):
+        with pytest.raises(AttsvmError, match=r"must be numbers below B = 4|must be one-dimensional"):
+            batch[which]
 
 
 def parts(run: Trajectory) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_float, as_index
+from attsvm.checks import as_float, as_index, as_trials
 from attsvm.data import ARRAYS, Head, TokenData, from_arrays
 from attsvm.dynamics._former import modernized
 from attsvm.dynamics._optimizers import as_rule
@@ -376,8 +376,7 @@ class Trajectory:
     def __getitem__(self, trials: Any) -> Trajectory:
         """Some of the trials, by number, slice, list or boolean mask; the trial axis stays."""
         data = self.data[trials]
-        index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
-        index = index.to(self.W.device)
+        index = as_trials(trials, len(self)).to(self.W.device)
         state = {name: {key: x[index] for key, x in block.items()} for name, block in self.state.blocks.items()}
         return replace(
             self,

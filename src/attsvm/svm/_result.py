@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_float
+from attsvm.checks import as_float, as_trials
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
 from attsvm.frames import frame
@@ -232,8 +232,7 @@ class MaxMargin:
 
     def __getitem__(self, trials: Any) -> MaxMargin:
         """Some of the instances, by number, slice, list or boolean mask; the first axis stays."""
-        index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
-        index = index.to(self.W.device)
+        index = as_trials(trials, len(self), "instances").to(self.W.device)
         problem = self.problem.formed()
         picked = {name: None if (x := getattr(problem, name)) is None else x[index] for name in _PROBLEM}
         own = {name: getattr(self, name)[index] for name in ("codes", *_OWN)}
