@@ -1,5 +1,6 @@
 """Several heads, classes and next tokens as data of one attention layer: against plain models and many digits."""
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath as mp
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, att_svm, solve, sphere, train, verdict
-from attsvm.data import attended_classes, class_data, load, next_token_data, of_heads, save, several_heads
+from attsvm.data import SampleHead, attended_classes, class_data, load, next_token_data, of_heads, save, several_heads
 from attsvm.dynamics import Gaussian, Growing, Steepest, Trajectory
 from attsvm.objective import Added, Exponential, Lanes, as_loss, gradient, gradients, scaled_gradient, value
 from attsvm.svm import multiclass_svm
@@ -239,6 +240,10 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
         (lambda: class_data(torch.ones(2, 2), [-1, -1]), r"labels must be in 0\.\.0"),
         (lambda: class_data(torch.ones(0, 2), torch.zeros(0, dtype=torch.long)), "n, d ≥ 1"),
         (lambda: next_token_data(torch.eye(3).expand(3, 3, 3), [[[0, 1]]] * 2, [[0]] * 2), "E must have B = 2 trials"),
+        (
+            lambda: replace(sphere(3, 4, 2, trials=1), head=SampleHead(torch.ones(1, 1, 2, 2, dtype=torch.float64))),
+            "for n = 3",
+        ),
         (lambda: next_token_data(torch.eye(3) * torch.nan, [[0, 1]], [0]), "E must be finite"),
         (lambda: next_token_data(torch.eye(3), [[0, 1]], [2]), "labels"),
         (lambda: next_token_data(torch.ones(3, 4), [[0, 1]], [1]), "independent"),

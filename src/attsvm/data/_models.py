@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_count, as_float, as_index, check_real
-from attsvm.data._heads import ClassHead, LinearHead, SampleHead
+from attsvm.data._heads import ClassHead, LabelHead, LinearHead, SampleHead
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
 
@@ -110,4 +110,4 @@ def next_token_data(E: Any, sequences: Any, labels: Any) -> TokenData:
     trial = torch.arange(len(E))[:, None]
     X = E[trial[..., None], sequences]
     dual = torch.linalg.pinv(E).mT  # rows that give 1 with their own embedding and 0 with the others
-    return TokenData.cross(X, X[:, :, -1:], head=SampleHead(dual[trial, labels][:, None]))
+    return TokenData.cross(X, X[:, :, -1:], head=LabelHead(dual[trial, labels][:, None]))

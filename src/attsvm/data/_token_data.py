@@ -92,6 +92,9 @@ class TokenData:
         head.check_fits(self.B, self.K, self.d)
         for name, tensor in head.tensors().items():
             check_same_kind(f"{head.name} head's {name}", tensor, "X", self.X)
+            sizes = dict(zip(head.axes[name].split(), tensor.shape))
+            if sizes.get("n", self.n) != self.n:
+                raise AttsvmError(f"{head.name} head's {name} must be for n = {self.n} samples, not {sizes['n']}.")
 
     @classmethod
     def cross(
@@ -204,8 +207,7 @@ class TokenData:
         """γ_ikt = Y_ik h_k(x_it), shape (B, n, K, T), −inf where masked."""
         if self.head is None:
             raise AttsvmError("scores need a head, but these data have none: give one (v in a file), or name tokens.")
-        values = self.head.value(self.X[:, :, None])
-        return (self.Y[..., None] * values).masked_fill(~self.mask, -torch.inf)
+        return (self.Y[..., None] * self.head.of_tokens(self.X)).masked_fill(~self.mask, -torch.inf)
 
     def optimal_tokens(self) -> Tensor:
         """The allowed token of highest score (the first of equals), long (B, n, K)."""
