@@ -190,6 +190,8 @@ def test_applicability_in_words() -> None:
         "c": "applies in 1 of 2 trials: not x in 1",
         "d": "does not apply: not x (in 1 of 2 trials), not y (in 1 of 2 trials)",
     }
+    none = verdict(train(sphere(2, 3, 4, trials=0), steps=3)).conditions
+    assert set(applicability(none).values()) == {"says nothing of 0 trials"}
 
 
 def test_the_first_step_is_large_enough_where_it_crosses_the_barrier() -> None:

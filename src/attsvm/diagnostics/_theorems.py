@@ -94,7 +94,9 @@ def applicability(conditions: Conditions) -> dict[str, str]:
         holds = torch.stack(list(parts.values()))
         trials, applies = holds.shape[1], int(holds.all(0).sum())
         failed = {part: int((~here).sum()) for part, here in parts.items()}
-        if applies == trials:
+        if not trials:
+            found[name] = "says nothing of 0 trials"
+        elif applies == trials:
             found[name] = "applies"
         elif applies == 0:
             # A condition that fails everywhere is reason enough; otherwise all that fail somewhere are named.
