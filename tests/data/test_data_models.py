@@ -257,3 +257,13 @@ def test_wrong_models_are_refused(make, words: str) -> None:
 
 def test_classes_of_no_trials() -> None:
     assert len(class_data(torch.ones(0, 4, 2), torch.zeros(0, 4, dtype=torch.long), 3)) == 0
+
+
+def test_the_loss_of_added_outputs_may_be_a_name_or_a_function() -> None:
+    data = several_heads(sphere(3, 4, 5, trials=2), torch.eye(5)[:2])
+    by_name, by_object = (train(data, loss=Added(loss), steps=5) for loss in ("exponential", Exponential()))
+    assert torch.equal(by_name.W, by_object.W)
+    by_function = train(data, loss=Added(lambda f: torch.exp(-f)), steps=5)
+    torch.testing.assert_close(by_function.W, by_object.W)
+    with pytest.raises(AttsvmError, match="loss must be a Loss, a function of f or one of"):
+        Added(5)
