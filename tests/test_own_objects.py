@@ -290,6 +290,13 @@ def test_the_rows_of_a_sweep_say_what_they_are_of() -> None:
     columns = table.to_pydict() if hasattr(table, "to_pydict") else table.to_dict("list")
     assert columns["lr"][::2] == ["0.5", "Growing(base=0.1, factor=4.0)", "Growing(base=1.0, factor=4.0)"]
     assert columns["rule"] == ["adam", "sign"] * 3
+    two = [attsvm.Mahalanobis(c * torch.eye(16)) for c in (1, 2)]
+    table = attsvm.sweep(data, loss=[squared_hinge, "logistic"], geometry=two, steps=2)
+    columns = table.to_pydict() if hasattr(table, "to_pydict") else table.to_dict("list")
+    assert columns["loss"] == ["squared_hinge"] * 2 + ["logistic"] * 2
+    assert len(set(columns["geometry"])) == 2
+    with pytest.raises(AttsvmError, match="steps must be given"):
+        attsvm.sweep(data)
     with pytest.raises(AttsvmError, match="norm is a column of the results"):
         attsvm.sweep(lambda norm: replace(data, X=norm * data.X), norm=[1.0, 2.0], steps=2)
 

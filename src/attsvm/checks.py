@@ -78,6 +78,18 @@ def as_real(name: str, value: Any, least: float) -> float:
     return number
 
 
+def as_trials(trials: Any, B: int, what: str = "trials") -> Tensor:
+    """The numbers of those of B trials that a number, slice, list or boolean mask picks, as a long tensor."""
+    which: Any = trials.detach().cpu().numpy() if isinstance(trials, Tensor) else trials
+    try:
+        chosen = np.atleast_1d(np.arange(B)[which])
+    except (IndexError, TypeError, ValueError) as error:
+        raise AttsvmError(f"{what} must be numbers below B = {B}, but got {describe(trials)}.") from error
+    if chosen.ndim != 1:
+        raise AttsvmError(f"{what} must be one-dimensional, but got {describe(trials)}.")
+    return torch.from_numpy(chosen.copy())
+
+
 def as_device(name: Any) -> torch.device:
     """A device that works here."""
     try:

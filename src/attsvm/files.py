@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.schema import Schema, check_json
 
 if TYPE_CHECKING:
@@ -183,12 +183,21 @@ def write_arrays(path: PathLike, arrays: Mapping[str, Tensor | np.ndarray], fact
         write_arrays_now(temporary, arrays, facts)
 
 
+def as_texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Strings as they are, all else as JSON."""
+
+    def refuse(value: Any) -> Any:
+        raise AttsvmError(f"files hold plain numbers, texts and lists of them, but a parameter is {describe(value)}.")
+
+    return {name: fact if isinstance(fact, str) else json.dumps(fact, default=refuse) for name, fact in facts.items()}
+
+
 def write_arrays_now(path: Path, given: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, Any]) -> None:
     """As `write_arrays`, into a file of `atomic_paths`."""
     assert not given.keys() & facts.keys()  # an .npz file has one name for both
     plain = {name: x if isinstance(x, np.ndarray) else x.detach().cpu().numpy() for name, x in given.items()}
     arrays = {name: np.ascontiguousarray(array) for name, array in plain.items()}
-    strings = {name: fact if isinstance(fact, str) else json.dumps(fact) for name, fact in facts.items()}
+    strings = as_texts(facts)
     if path.suffix == ".npz":
         # The strings come first: an archive that lost its last entries is then still recognised.
         contents: dict[str, Any] = {name: np.array(text) for name, text in strings.items()} | arrays

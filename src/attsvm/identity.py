@@ -20,6 +20,9 @@ KINDS = {
 }
 """The file by which a folder of every kind is known."""
 
+_LONGEST = 80
+"""Characters of a setting in a sentence."""
+
 
 def kind_of(folder: PathLike) -> str | None:
     """The kind of run that a folder holds, if it holds one."""
@@ -69,7 +72,8 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    return "none" if value is None else str(value) or repr(value)
+    text = "none" if value is None else str(value) or repr(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _is_digest(value: Any) -> bool:

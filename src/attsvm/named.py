@@ -7,6 +7,8 @@ looks the kind up among the classes that are defined in this process.
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from attsvm.errors import AttsvmError
 
 T = TypeVar("T")
@@ -29,10 +31,19 @@ def kinds(base: type[T]) -> dict[str, type[T]]:
 
 def facts_of(thing: Any) -> dict[str, Any]:
     """The kind of an object and its fields, if it is a dataclass; objects in its fields likewise. Functions are left
-    out: a file cannot hold them."""
+    out, since a file cannot hold them, and so are private fields, which follow from the others."""
     held = {field.name: getattr(thing, field.name) for field in fields(thing)} if is_dataclass(thing) else {}
-    plain = {name: facts_of(value) if is_dataclass(value) else value for name, value in held.items()}
+    plain = {name: _plain(value) for name, value in held.items() if not name.startswith("_")}
     return {"kind": kind_of(type(thing)), **{name: value for name, value in plain.items() if not callable(value)}}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a field as a file holds it."""
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return facts_of(value) if is_dataclass(value) else value
 
 
 def from_facts(base: type[T], what: str, facts: Any, part: type | None = None) -> T:

@@ -40,6 +40,8 @@ def sweep(data: TokenData | Callable[..., TokenData], *, tol: float = 1e-2, prog
     missing = [name for name in makes if name not in grid]
     if missing:
         raise AttsvmError(f"data needs {missing[0]}: give it a value, or a list of values to sweep.")
+    if "steps" not in grid:
+        raise AttsvmError("steps must be given: how many to train for, or a list of numbers to sweep.")
     axes = {name: x for name, x in grid.items() if isinstance(x, list | tuple) and name not in NOT_A_GRID}
     if any(not values for values in axes.values()):
         raise AttsvmError("every axis of a sweep must have a value, but one is empty.")
@@ -77,11 +79,23 @@ def _row(data: TokenData, options: dict[str, Any], makes: list[str], tol: float)
 
 
 def _shown(values: Sequence[Any]) -> list[Any]:
-    """The values of an axis as a column shows them, of one type: objects by name, or in full where names are equal."""
+    """The values of an axis as a column shows them, of one type: objects by name, in full where names are equal, and
+    numbered where that is equal, too."""
     names = [_plain(x) for x in values]
-    names = [str(x) if isinstance(name, str) and names.count(name) > 1 else name for x, name in zip(values, names)]
+    names = [_in_full(x) if isinstance(name, str) and names.count(name) > 1 else name for x, name in zip(values, names)]
+    names = [
+        f"{name} #{number}" if isinstance(name, str) and names.count(name) > 1 else name
+        for number, name in enumerate(names, start=1)
+    ]
     return names if len({type(name) for name in names}) == 1 else [str(name) for name in names]
 
 
 def _plain(x: Any) -> Any:
-    return x if isinstance(x, str | int | float | bool | None) else getattr(x, "name", None) or str(x)
+    if isinstance(x, str | int | float | bool | None):
+        return x
+    return getattr(x, "name", None) or getattr(x, "__name__", None) or str(x)
+
+
+def _in_full(x: Any) -> str:
+    """What says more than a name; a function has no more to say."""
+    return getattr(x, "__name__", None) or str(x)

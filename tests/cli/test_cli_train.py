@@ -42,6 +42,14 @@ def test_train_writes_trajectory_verdict_and_plots(folder: Path) -> None:
     assert verdict["summary"]["trials"] == 4
 
 
+def test_classes_are_trained_by_cross_entropy(tmp_path: Path) -> None:
+    data = attsvm.data.class_data(attsvm.sphere(1, 9, 5, seed=2).X[0, 0], [0, 1, 2] * 3)
+    attsvm.save(data, tmp_path / "classes.npz")
+    run("train", "classes.npz", "--loss", "log", "--steps", "40", "--quiet", "--out", "run", cwd=tmp_path)
+    trained = Trajectory.load(tmp_path / "run" / "trajectory.safetensors")
+    assert torch.equal(trained.W, attsvm.train(data, loss="log", steps=40).W)
+
+
 def test_titles_are_not_cut_off(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure

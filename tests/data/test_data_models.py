@@ -1,5 +1,6 @@
 """Several heads, classes and next tokens as data of one attention layer: against plain models and many digits."""
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath as mp
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from attsvm import AttsvmError, att_svm, solve, sphere, train, verdict
-from attsvm.data import attended_classes, class_data, load, next_token_data, of_heads, save, several_heads
+from attsvm.data import SampleHead, attended_classes, class_data, load, next_token_data, of_heads, save, several_heads
 from attsvm.dynamics import Gaussian, Growing, Steepest, Trajectory
 from attsvm.objective import Added, Exponential, Lanes, as_loss, gradient, gradients, scaled_gradient, value
 from attsvm.svm import multiclass_svm
@@ -236,6 +237,14 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
         (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 5), [0, 1]), "V must"),
         (lambda: attended_classes(sphere(2, 3, 4, trials=1), torch.ones(3, 4), [0, 3]), "labels"),
         (lambda: class_data(torch.ones(2, 2), [0, 3], 2), "labels"),
+        (lambda: class_data(torch.ones(2, 2), [-1, -1]), r"labels must be in 0\.\.0"),
+        (lambda: class_data(torch.ones(0, 2), torch.zeros(0, dtype=torch.long)), "n, d ≥ 1"),
+        (lambda: next_token_data(torch.eye(3).expand(3, 3, 3), [[[0, 1]]] * 2, [[0]] * 2), "E must have B = 2 trials"),
+        (
+            lambda: replace(sphere(3, 4, 2, trials=1), head=SampleHead(torch.ones(1, 1, 2, 2, dtype=torch.float64))),
+            "for n = 3",
+        ),
+        (lambda: next_token_data(torch.eye(3) * torch.nan, [[0, 1]], [0]), "E must be finite"),
         (lambda: next_token_data(torch.eye(3), [[0, 1]], [2]), "labels"),
         (lambda: next_token_data(torch.ones(3, 4), [[0, 1]], [1]), "independent"),
         (lambda: next_token_data(torch.eye(2), [[0, 2]], [2]), "token numbers"),
@@ -244,3 +253,17 @@ def test_gradients_of_factors_are_exact_in_the_tail(model: str, size: float) -> 
 def test_wrong_models_are_refused(make, words: str) -> None:
     with pytest.raises(AttsvmError, match=words):
         make()
+
+
+def test_classes_of_no_trials() -> None:
+    assert len(class_data(torch.ones(0, 4, 2), torch.zeros(0, 4, dtype=torch.long), 3)) == 0
+
+
+def test_the_loss_of_added_outputs_may_be_a_name_or_a_function() -> None:
+    data = several_heads(sphere(3, 4, 5, trials=2), torch.eye(5)[:2])
+    by_name, by_object = (train(data, loss=Added(loss), steps=5) for loss in ("exponential", Exponential()))
+    assert torch.equal(by_name.W, by_object.W)
+    by_function = train(data, loss=Added(lambda f: torch.exp(-f)), steps=5)
+    torch.testing.assert_close(by_function.W, by_object.W)
+    with pytest.raises(AttsvmError, match="loss must be a Loss, a function of f or one of"):
+        Added(5)

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
-from attsvm import AttsvmError, TokenData, sphere, train, verdict
-from attsvm.diagnostics import Evidence, forgetting_time, lipschitz_constant, outliving, predicted_limit
+from attsvm import AttsvmError, TokenData, att_svm, solve, sphere, train, verdict
+from attsvm.data import several_heads
+from attsvm.diagnostics import Evidence, forgetting_time, lipschitz_constant, misalignment, outliving, predicted_limit
 from attsvm.dynamics import Adam, Batches, Decaying, Growing, Lion, Muon, RMSprop, Rule, Steepest, Trajectory
 from attsvm.geometry import Frobenius, Lp, Nuclear, Schatten, Spectral
+from attsvm.objective import Added
 
 DATA = sphere(3, 4, 5, trials=3, seed=1)
 
@@ -187,3 +189,44 @@ def test_no_theorem_on_plain_steps_applies_to_a_run_that_changed_its_settings() 
     assert not fails.conditions[theorem]["η ≤ 1/L_W"].any()
     assert not holds.prediction.caution
     assert "the run changed its step size" in str(fails.prediction)
+
+
+@pytest.mark.parametrize(
+    ("options", "applies"),
+    [
+        ({"geometry": "l3"}, True),
+        ({"geometry": "nuclear"}, False),
+        ({"geometry": "schatten3"}, False),
+        ({"rule": "sign"}, False),
+        ({"geometry": "l3", "loss": "exponential"}, False),
+    ],
+)
+def test_the_joint_theorem_is_about_lp_norms_and_the_logistic_loss(options: dict, applies: bool) -> None:
+    v = verdict(train(sphere(3, 4, 6, trials=2, seed=0), parameterization="joint", steps=50, **options), samples=8)
+    listed = v.theorems.get("mirror-descent Theorem 5 (joint regularization path)", torch.zeros(2, dtype=torch.bool))
+    assert bool(listed.all()) == applies
+    assert ("; proved for the regularization path" in v.prediction.why) == applies
+    assert ("the proof for regularization paths needs" in v.prediction.why) != applies
+
+
+def test_the_theorem_on_factors_is_about_one_head_and_a_loss_for_every_query() -> None:
+    data = sphere(3, 4, 6, trials=2, seed=0)
+    wide = several_heads(data, sphere(2, 4, 6, seed=1).X[0, :, 0])
+    name = "TF-as-SVM Theorem 2 (regularization path)"
+    assert verdict(train(data, parameterization="KQ", steps=50)).theorems[name].all()
+    assert name not in verdict(train(wide, parameterization="KQ", heads=2, steps=50)).theorems
+    v = verdict(train(wide, parameterization="KQ", loss=Added(), steps=50))
+    assert "needs Assumption A and a loss for every query" in v.prediction.why
+
+
+def test_a_ridge_is_euclidean_whatever_the_norm_of_the_steps() -> None:
+    """Where it holds W, the direction is near the ℓ2 solution, and far from that of the steps."""
+    data = sphere(4, 5, 6, trials=3, seed=0)
+    run = train(data, "l1.5", steps=2000, lr=0.01, ridge=1e-15, compile=False)
+    off = {name: misalignment(run.W, solve(att_svm(data, run.tokens), name).W) for name in ("l2", "l1.5")}
+    assert (off["l2"] < off["l1.5"] / 3).all()
+    assert "turns to the l2 solution" in verdict(run).prediction.why
+    assert (
+        "turns to the nuclear solution"
+        in verdict(train(data, parameterization="KQ", steps=9, ridge=1e-9)).prediction.why
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attsvm import LinearHead, TokenData, att_svm, solve, sphere, train, verdict
+from attsvm import LinearHead, Steepest, TokenData, att_svm, solve, sphere, train, verdict
 from attsvm.diagnostics import (
     Signature,
     applicability,
@@ -60,6 +60,20 @@ def test_theorem_4_applies_to_one_query() -> None:
     three = sphere(3, 2, 8, trials=5, seed=1)
     v = verdict(plain(three, 20, 0.9 / lipschitz_constant(three).max().item(), "logistic"))
     assert not v.theorems[THEOREM_4].any()
+
+
+def test_plain_steepest_descent_is_gradient_descent() -> None:
+    data = sphere(1, 3, 4, trials=3, seed=0)
+    lr = 0.9 / lipschitz_constant(data).max().item()
+    runs = (
+        train(data, steps=300, lr=lr, **kind) for kind in ({"normalize": False}, {"rule": Steepest(normalize=False)})
+    )
+    a, b = (verdict(run) for run in runs)
+    assert applicability(a.conditions)[THEOREM_3].startswith("applies")
+    assert applicability(b.conditions) == applicability(a.conditions)
+    assert b.prediction == a.prediction
+    for other in (Steepest(), Steepest(normalize=False, momentum=0.5), Steepest(normalize=False, decay=0.01)):
+        assert "plain steps" in applicability(verdict(train(data, steps=9, rule=other)).conditions)[THEOREM_3]
 
 
 def test_a_large_first_step_crosses_the_barrier_and_stays_right() -> None:
@@ -176,6 +190,8 @@ def test_applicability_in_words() -> None:
         "c": "applies in 1 of 2 trials: not x in 1",
         "d": "does not apply: not x (in 1 of 2 trials), not y (in 1 of 2 trials)",
     }
+    none = verdict(train(sphere(2, 3, 4, trials=0), steps=3)).conditions
+    assert set(applicability(none).values()) == {"says nothing of 0 trials"}
 
 
 def test_the_first_step_is_large_enough_where_it_crosses_the_barrier() -> None:

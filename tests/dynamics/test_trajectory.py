@@ -1,13 +1,25 @@
 """A run as an object: its trials, its curves, its table."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from attsvm import AttsvmError, TokenData, sphere
+from attsvm import (
+    AttsvmError,
+    TokenData,
+    att_svm,
+    basins,
+    cone_start,
+    margin_efficiency,
+    solve,
+    sphere,
+    verdict,
+)
 from attsvm.dynamics import Gaussian, Trajectory, train
 
 KINDS = {"W": "l3", "KQ": "nuclear", "joint": "l2"}
@@ -45,6 +57,21 @@ def test_some_trials_are_the_run_of_these_trials(data: TokenData, kind: str) -> 
     torch.testing.assert_close(part.W, whole.W[[3, 1]], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("which", [slice(None, None, -1), [], [True, False, False, True], -1, np.int64(2)])
+def test_runs_and_solutions_are_picked_as_data_are(data: TokenData, which: Any) -> None:
+    run, solution, some = train(data, steps=2), solve(att_svm(data)), data[which]
+    assert torch.equal(run[which].data.X, some.X)
+    assert torch.equal(run[which].W, run.W[some.trials])
+    assert torch.equal(solution[which].W, solution.W[some.trials])
+
+
+@pytest.mark.parametrize("which", [4, "a", [[0, 1]], 0.5, [9]])
+def test_trials_that_are_not_there_are_refused(data: TokenData, which: Any) -> None:
+    for batch in (data, train(data, steps=2), solve(att_svm(data))):
+        with pytest.raises(AttsvmError, match=r"must be numbers below B = 4|must be one-dimensional"):
+            batch[which]
+
+
 def parts(run: Trajectory) -> list[Tensor]:
     tensors = [run.data.X, run.W, run.tokens, *run.records.values(), *(run.factors or ())]
     tensors += [x for block in run.state.blocks.values() for x in block.values()]
@@ -54,6 +81,32 @@ def parts(run: Trajectory) -> list[Tensor]:
 def made(data: TokenData, **records: Tensor) -> Trajectory:
     W = torch.ones(3, 4, 5, 5, dtype=torch.float64)
     return Trajectory.of(data, W, steps=[1, 10, 100], records=records)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_another_program_comes_back_from_its_file(data: TokenData, kind: str, tmp_path: Path) -> None:
+    v = torch.ones(4, 5) if kind == "joint" else None
+    run = Trajectory.of(data, torch.randn(2, 4, 5, 5), KINDS[kind], kind, v=v, steps=[3, 7], lr=0.1)
+    run.save(tmp_path / "run.npz")
+    again = Trajectory.load(tmp_path / "run.npz")
+    assert torch.equal(again.W, run.W)
+    assert str(verdict(again)) == str(verdict(run))
+    with pytest.raises(AttsvmError, match="resume must"):
+        train(data, KINDS[kind], kind, steps=9, resume=again, **OPTIONS)
+
+
+def test_wrong_runs_of_other_programs_are_refused(data: TokenData) -> None:
+    W = torch.ones(4, 5, 5)
+    for make, words in (
+        (lambda: Trajectory.of(5, W), "data must be TokenData"),  # type: ignore[arg-type]
+        (lambda: Trajectory.of(data, W, lr="a"), "lr must be a number"),  # type: ignore[arg-type]
+        (lambda: Trajectory.of(data, W, records={"loss": [1.0, 2.0]}), "loss must begin with the axes"),
+        (lambda: margin_efficiency(W, data), "solution must be a MaxMargin"),  # type: ignore[arg-type]
+        (lambda: basins(5), "data must be TokenData"),  # type: ignore[arg-type]
+        (lambda: cone_start(5), "data must be TokenData"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(AttsvmError, match=words):
+            make()
 
 
 def lines(ax: Any) -> dict[str, list[float]]:

@@ -210,6 +210,7 @@ WITH_BLOCKS: list[Geometry] = [
             Part((3, 4), (2, 3), Lp(math.inf), 3.0),
         )
     ),
+    Hybrid((Part((0, 4), (0, 3), MIXED, 3.0),)),
 ]
 
 

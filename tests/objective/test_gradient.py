@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attsvm import LinearHead, MLPHead, QuadraticHead, TokenData, sphere
-from attsvm.objective import LOSSES, Lanes, gradients, trial_first, trial_last
+from attsvm import LinearHead, MLPHead, QuadraticHead, TokenData, sphere, train
+from attsvm.data import class_data, next_token_data
+from attsvm.objective import LOSSES, Lanes, gradients, trial_first, trial_last, value
 
 NORMS = (0.1, 1.0, 100.0, 1e4, 1e5)
 N, T, D, E, K = 3, 4, 3, 2, 2
@@ -115,6 +116,48 @@ def test_agrees_with_autograd_at_small_norm(head: str, loss: str, layout: str):
         for name, (G, shift) in library_gradients(data, loss, blocks).items():
             gradient = leaves[name].grad
             assert torch.allclose(G * np.exp(shift) / data.n, gradient[0], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("gap", [20.0, 95.0, 300.0, 740.0, 2000.0])
+def test_tokens_of_equal_scores_are_exact_however_far_the_others_are(gap: float, dtype: torch.dtype):
+    """Two tokens share the attention, and what moves them is as small as the weight of the third."""
+    X = torch.tensor([[[1.0, 0, 0], [1, 1, 0], [0, 0, 1]], [[2, 0, 1], [2, 1, 0], [1, 1, 1]]], dtype=dtype)
+    data = TokenData.cross(X, torch.ones(2, 1, dtype=dtype), head=torch.tensor([1.0, 0, 0], dtype=dtype))
+    W = torch.tensor([[[gap], [0.25], [0.0]]], dtype=dtype)
+    truth, _ = reference.gradients(data, "logistic", reference.exact(W[0]))
+    assert_exact(
+        *library_gradients(data, "logistic", {"W": W})["W"], data.n, truth, 1e-10 if X.dtype == torch.float64 else 1e-4
+    )
+    run = train(data, steps=1, lr=1.0, init={"W": W})
+    assert torch.allclose(torch.linalg.matrix_norm(W - run.W), torch.ones(1, dtype=dtype), atol=1e-3)
+
+
+@pytest.mark.parametrize("gap", [20.0, 40.0, 700.0, 740.0, 3000.0])
+@pytest.mark.parametrize("model", ["classes", "next tokens"])
+def test_cross_entropy_is_exact_where_labels_are_far_behind(model: str, gap: float):
+    g = torch.Generator().manual_seed(5)
+    E = torch.randn(5, 7, generator=g, dtype=torch.float64)
+    labels = [0, 4, 2]
+    if model == "classes":
+        data, tokens = class_data(E[:3], labels, 5), np.tile(np.arange(5), (3, 1))
+    else:
+        tokens = np.array([[0, 1, 2], [3, 1, 4], [2, 0, 3]])
+        data = next_token_data(E, tokens, labels)
+    W = torch.randn(1, data.d, data.e, generator=g, dtype=torch.float64)
+    behind = (data.logits(W).amax(-1) - data.logits(W).masked_fill(data.scores() == 0, -torch.inf).amax(-1)).max()
+    W = W * (gap / behind)
+    X, Z, Wm = reference.exact(data.X[0]), reference.exact(data.Z[0, :, 0]), reference.exact(W[0])
+    truth, loss = reference.exact(np.zeros(W.shape[1:])), mp.mpf(0)
+    for x, z, row, label in zip(X, Z, tokens, labels):
+        a = x @ (Wm @ z)
+        s = np.array([mp.exp(logit - max(a)) for logit in a])
+        s = s / s.sum()
+        own = np.array([mp.mpf(int(t == label)) for t in row])
+        loss = loss - mp.log(s @ own) / 3
+        truth = truth + np.outer((s - s * own / (s @ own)) @ x, z) / 3
+    assert_exact(*library_gradients(data, "log", {"W": W})["W"], data.n, truth)
+    assert value(data, W, "log").item() == pytest.approx(float(loss), rel=1e-12)
 
 
 def test_order_of_tokens_does_not_matter():

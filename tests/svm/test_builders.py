@@ -218,6 +218,9 @@ def test_a_problem_that_keeps_tokens_only_has_solutions_of_bounded_rank() -> Non
     [
         (lambda: multiclass_svm(np.eye(3), [0, 1, 5], classes=3), "classes must be"),
         (lambda: multiclass_svm(np.ones(3), [0, 1, 2]), "H must have shape"),
+        (lambda: multiclass_svm(np.eye(3), [0, 1]), r"labels must have shape \(3,\)"),
+        (lambda: multiclass_svm(np.eye(2), [0, -1]), "labels must be at least 0, but got -1"),
+        (lambda: ntp_finite_part(np.eye(2), [[0.5, np.nan], [1, 0]]), "probabilities must be finite"),
         (lambda: ntp_svm(np.eye(3), np.ones((2, 4), dtype=bool)), "support must have a row"),
         (lambda: ntp_svm(np.eye(3), np.zeros((3, 4), dtype=bool)), "at least one token"),
         (lambda: ntp_finite_part(np.eye(2), [[0.5, -0.5], [1, 0]]), "must not be negative"),

@@ -70,3 +70,13 @@ def test_unique_solutions_infeasible_ones_and_other_norms() -> None:
     assert face_point(infeasible).isnan().all()
     with pytest.raises(AttsvmError, match="not for group:rows"):
         face_point(solve(att_svm(sphere(3, 4, 5)), "group:rows"))
+
+
+def test_arrays_and_single_matrices_are_taken_and_other_shapes_refused() -> None:
+    solution = solve(att_svm(sphere(2, 3, 3, trials=2, seed=1)), "linf")
+    near = np.arange(9.0).reshape(3, 3)
+    assert torch.equal(face_point(solution, near), face_point(solution, torch.from_numpy(near).expand(2, 3, 3)))
+    assert torch.equal(face_distance(near, solution), face_distance(torch.from_numpy(near), solution))
+    for call in (lambda: face_point(solution, near[:2]), lambda: face_distance(near[:2], solution)):
+        with pytest.raises(AttsvmError, match=r"must have shape \(d, e\) = \(3, 3\)"):
+            call()

@@ -1,7 +1,16 @@
 """Token data: sequences, queries, labels, masks and heads of B independent trials."""
 
 from attsvm.data._generate import example1, example2, figure1, orthonormal, sphere, trial_numbers, trial_streams
-from attsvm.data._heads import ClassHead, FunctionHead, Head, LinearHead, MLPHead, QuadraticHead, SampleHead
+from attsvm.data._heads import (
+    ClassHead,
+    FunctionHead,
+    Head,
+    LabelHead,
+    LinearHead,
+    MLPHead,
+    QuadraticHead,
+    SampleHead,
+)
 from attsvm.data._io import ARRAYS, from_arrays, load, save
 from attsvm.data._models import attended_classes, class_data, next_token_data, of_heads, several_heads
 from attsvm.data._token_data import TokenData
@@ -11,6 +20,7 @@ __all__ = [
     "ClassHead",
     "FunctionHead",
     "Head",
+    "LabelHead",
     "LinearHead",
     "MLPHead",
     "QuadraticHead",

@@ -75,6 +75,10 @@ class Head(ABC):
         self._check_points(x)
         return self.h(x)
 
+    def of_tokens(self, X: Tensor) -> Tensor:
+        """h_k(x_t) (B, n, K, T) of the tokens X (B, n, T, d)."""
+        return self.value(X[:, :, None])
+
     def grad(self, x: Tensor) -> Tensor:
         """∇h_k(x), for points of checked shape."""
         self._check_points(x)
@@ -184,6 +188,17 @@ class SampleHead(LinearHead):
 
     def bend(self) -> Tensor:
         return torch.zeros_like(self.v[:, :, 0, 0])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LabelHead(SampleHead):
+    """A SampleHead that is 1 for the tokens of the sample's label and 0 for all others: v_i is dual to independent
+    embeddings. Rounding would give other tokens a score, too, and f would not be the weight of the label."""
+
+    name: ClassVar[str] = "label"
+
+    def of_tokens(self, X: Tensor) -> Tensor:
+        return super().of_tokens(X).round() + 0.0  # not −0
 
 
 @dataclass(frozen=True, eq=False, repr=False)

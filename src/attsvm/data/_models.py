@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_count, as_float, as_index
-from attsvm.data._heads import ClassHead, LinearHead, SampleHead
+from attsvm.checks import as_count, as_float, as_index, check_real
+from attsvm.data._heads import ClassHead, LabelHead, LinearHead, SampleHead
 from attsvm.data._token_data import TokenData
 from attsvm.errors import AttsvmError
 
@@ -52,9 +52,10 @@ def class_data(H: Any, labels: Any, classes: int | None = None) -> TokenData:
             f"{tuple(labels.shape)}."
         )
     H, labels = (H, labels) if H.ndim == 3 else (H[None], labels[None])
-    C = int(labels.max()) + 1 if classes is None else as_count("classes", classes)
-    if bool((labels < 0).any()) or int(labels.max()) >= C:
-        raise AttsvmError(f"labels must be in 0..{C - 1}, but they reach from {labels.min()} to {labels.max()}.")
+    found = range(int(labels.min()), int(labels.max()) + 1) if labels.numel() else range(1)
+    C = max(1, found.stop) if classes is None else as_count("classes", classes)
+    if found.start < 0 or found.stop > C:
+        raise AttsvmError(f"labels must be in 0..{C - 1}, but they reach from {found.start} to {found.stop - 1}.")
     eye = torch.eye(C).to(H)
     return TokenData.cross(eye.expand(*H.shape[:2], C, C), H, head=SampleHead(eye[labels.to(H.device)][:, None]))
 
@@ -98,7 +99,10 @@ def next_token_data(E: Any, sequences: Any, labels: Any) -> TokenData:
         )
     if not bool((sequences == labels[..., None]).any(-1).all()):
         raise AttsvmError("labels must be tokens of their sequences, but not all of them are.")
-    E = (E if E.ndim == 3 else E[None]).expand(len(sequences), -1, -1)
+    check_real("E", E)
+    if E.ndim == 3 and len(E) != len(sequences):
+        raise AttsvmError(f"E must have B = {len(sequences)} trials, as sequences have, but it has {len(E)}.")
+    E = E.expand(len(sequences), -1, -1)
     if sequences.numel() and not 0 <= int(sequences.min()) <= int(sequences.max()) < E.shape[1]:
         raise AttsvmError(f"sequences must hold token numbers in 0..{E.shape[1] - 1}, but they hold others.")
     if bool((torch.linalg.matrix_rank(E) < E.shape[1]).any()):
@@ -106,4 +110,4 @@ def next_token_data(E: Any, sequences: Any, labels: Any) -> TokenData:
     trial = torch.arange(len(E))[:, None]
     X = E[trial[..., None], sequences]
     dual = torch.linalg.pinv(E).mT  # rows that give 1 with their own embedding and 0 with the others
-    return TokenData.cross(X, X[:, :, -1:], head=SampleHead(dual[trial, labels][:, None]))
+    return TokenData.cross(X, X[:, :, -1:], head=LabelHead(dual[trial, labels][:, None]))

@@ -9,7 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attsvm.checks import FLOATS, as_count, as_float, as_index, as_real, bind_shape, check_real, check_same_kind
+from attsvm.checks import (
+    FLOATS,
+    as_count,
+    as_float,
+    as_index,
+    as_real,
+    as_trials,
+    bind_shape,
+    check_real,
+    check_same_kind,
+)
 from attsvm.data._axes import ArrayLike, as_tokens, with_all_axes
 from attsvm.data._from_attention import head_parts
 from attsvm.data._heads import Head, as_head
@@ -82,6 +92,9 @@ class TokenData:
         head.check_fits(self.B, self.K, self.d)
         for name, tensor in head.tensors().items():
             check_same_kind(f"{head.name} head's {name}", tensor, "X", self.X)
+            sizes = dict(zip(head.axes[name].split(), tensor.shape))
+            if sizes.get("n", self.n) != self.n:
+                raise AttsvmError(f"{head.name} head's {name} must be for n = {self.n} samples, not {sizes['n']}.")
 
     @classmethod
     def cross(
@@ -194,8 +207,7 @@ class TokenData:
         """γ_ikt = Y_ik h_k(x_it), shape (B, n, K, T), −inf where masked."""
         if self.head is None:
             raise AttsvmError("scores need a head, but these data have none: give one (v in a file), or name tokens.")
-        values = self.head.value(self.X[:, :, None])
-        return (self.Y[..., None] * values).masked_fill(~self.mask, -torch.inf)
+        return (self.Y[..., None] * self.head.of_tokens(self.X)).masked_fill(~self.mask, -torch.inf)
 
     def optimal_tokens(self) -> Tensor:
         """The allowed token of highest score (the first of equals), long (B, n, K)."""
@@ -258,18 +270,12 @@ class TokenData:
 
     def __getitem__(self, trials: int | slice | Sequence[int] | np.ndarray | Tensor) -> Self:
         """Some of the trials, by number, slice, list or boolean mask; the trial axis stays."""
-        which: Any = trials.cpu().numpy() if isinstance(trials, Tensor) else trials
-        try:
-            chosen = np.atleast_1d(np.arange(self.B)[which])
-        except (IndexError, TypeError, ValueError) as error:
-            raise AttsvmError(f"trials must be numbers below B = {self.B}, but got {describe(trials)}.") from error
-        if chosen.ndim != 1:
-            raise AttsvmError(f"trials must be one-dimensional, but got {describe(trials)}.")
-        sliced = isinstance(which, slice) and (which.step or 1) > 0  # torch slices these without a copy
-        index = which if sliced else torch.from_numpy(chosen.copy()).to(self.device)
+        chosen = as_trials(trials, self.B)
+        # Slices that go up torch takes without a copy.
+        index = trials if isinstance(trials, slice) and (trials.step or 1) > 0 else chosen.to(self.device)
         tensors = (tensor[index] for tensor in (self.X, self.Z, self.Y, self.mask))
         head = None if self.head is None else self.head[index]
-        return type(self)(*tensors, head=head, trials=self.trials[torch.from_numpy(chosen.copy())])
+        return type(self)(*tensors, head=head, trials=self.trials[chosen])
 
     def __iter__(self) -> Iterator[Self]:
         return (self[b] for b in range(self.B))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attsvm.data import LinearHead
-from attsvm.dynamics import Trajectory
+from attsvm.dynamics import MirrorDescent, Steepest, Trajectory
 from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry
 from attsvm.svm import MarginProblem, MaxMargin, Status, solve
@@ -16,7 +16,8 @@ from attsvm.tolerances import CERTIFIED, SHARP
 def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:
     """The run in float64 on one device, W = 0 in trials that are not finite, and which are (B,).
 
-    In a joint run the data have the trained head: scores are those of v.
+    In a joint run the data have the trained head: scores are those of v. Steepest descent by plain ℓ2 steps is gradient
+    descent, and judged as such.
     """
     if not isinstance(run, Trajectory):
         raise AttsvmError(f"run must be a Trajectory, such as train returns, but got {describe(run)}.")
@@ -34,9 +35,11 @@ def judged(run: Trajectory) -> tuple[Trajectory, Tensor]:
     if "W" in records:
         known = records["W"].isfinite().all(-1).all(-1)[..., None, None]
         records["W"] = torch.where(known, records["W"], 0.0)
+    plain = run.rule == Steepest(normalize=False)
     ready = replace(
         run,
         data=data,
+        rule=MirrorDescent(normalize=False) if plain else run.rule,
         steps=run.steps.to(data.device),
         records=records,
         W=torch.where(finite[:, None, None], W, 0.0),

@@ -11,6 +11,7 @@ from torch import Tensor
 from attsvm.data import LinearHead
 from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory, limit_of
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear
+from attsvm.objective import Logistic
 
 FORGOTTEN = 30.0
 """Forgetting times after which Adam's second moment no longer shows in the direction (map-adam)."""
@@ -59,10 +60,12 @@ def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
         why = f"decay keeps ‖W‖ ≤ {1 / decay:g}; W ends at a KKT point of the loss on that ball (map-decay)"
         return Limit(geometry, Evidence.NONE, why)
     if settings.get("ridge"):
+        turns = Nuclear() if run.parameterization == "KQ" else Frobenius()  # the penalty is that of the blocks
         why = (
             "the penalty keeps W finite: it ends at a stationary point, whatever the rule; as ridge → 0 that turns to "
+            f"the {turns.name} solution (map-decay)"
         )
-        return Limit(geometry, Evidence.NONE, why + f"the {geometry.name} solution (map-decay)")
+        return Limit(geometry, Evidence.NONE, why)
     if settings.get("heads"):
         why = "every head goes to the nuclear solution of its own tokens, not W as a whole (heads-kq)"
         return Limit(geometry, Evidence.NONE, why)
@@ -80,10 +83,10 @@ def _limit(run: Trajectory, norm_mm: Tensor) -> Limit:
     if run.mini_batches is not None:
         return _of_batches(run, run.mini_batches["size"])
     if run.parameterization == "KQ":
-        why = "(K, Q) by gradient descent; proved for the regularization path (TF-as-SVM Theorem 2)"
+        why = f"(K, Q) by gradient descent; {_of_path(run, 'TF-as-SVM Theorem 2')}"
         return Limit(geometry, Evidence.CONJECTURED, why)
     if run.parameterization == "joint":
-        why = "W and v together; proved for the regularization path (mirror-descent Theorem 5)"
+        why = f"W and v together; {_of_path(run, 'mirror-descent Theorem 5')}"
         return Limit(geometry, Evidence.CONJECTURED, why)
     evidence, why = _of_rule(rule)
     missing = _unproved(run)
@@ -159,6 +162,20 @@ def _of_batches(run: Trajectory, size: int) -> Limit:
         return Limit(geometry, Evidence.CONJECTURED, why)
     why = "normalised steps on mini-batches weigh all samples alike and leave this margin (map-batch)"
     return Limit(geometry, Evidence.NONE, why)
+
+
+def _of_path(run: Trajectory, theorem: str) -> str:
+    """What is known of the regularization path of factors, or of W and v."""
+    if run.parameterization == "joint":
+        met = {
+            "an ℓp norm with 1 < p < ∞": isinstance(run.geometry, Lp) and run.geometry.smooth,
+            "the logistic loss": run.loss == Logistic(),
+        }
+    else:
+        met = {"Assumption A": run.loss.bounded_slopes, "a loss for every query": not run.loss.couples}
+    missing = " and ".join(need for need, holds in met.items() if not holds)
+    known = f"the proof for regularization paths needs {missing}" if missing else "proved for the regularization path"
+    return f"{known} ({theorem})"
 
 
 def _unproved(run: Trajectory) -> str:

@@ -94,7 +94,9 @@ def applicability(conditions: Conditions) -> dict[str, str]:
         holds = torch.stack(list(parts.values()))
         trials, applies = holds.shape[1], int(holds.all(0).sum())
         failed = {part: int((~here).sum()) for part, here in parts.items()}
-        if applies == trials:
+        if not trials:
+            found[name] = "says nothing of 0 trials"
+        elif applies == trials:
             found[name] = "applies"
         elif applies == 0:
             # A condition that fails everywhere is reason enough; otherwise all that fail somewhere are named.
@@ -129,15 +131,18 @@ def theorem_conditions(facts: Facts, samples: int, seed: int) -> Conditions:
     }
     if run.loss.couples:  # the theorems are about a loss for every query
         return result
+    is_lp = isinstance(geometry, Lp) and geometry.smooth
     if run.parameterization == "joint":
-        return result | (_joint(facts, samples, seed) if samples else {})
+        return result | (_joint(facts, samples, seed) if samples and is_lp else {})
     paths = facts.loss | facts.unique | facts.feasible
     paths |= {"Assumption E": assumption_e(data, data.optimal_tokens()).holds}
+    if run.parameterization == "KQ" and run.settings.get("heads"):
+        return result  # the theorem is about one K and one Q
     if run.parameterization == "KQ":
         width = run.settings.get("m")
         wide = width is None or width >= min(data.n * data.K, data.d, data.e)
         return result | {RP: paths | {"m ≥ min(nK, d, e)": facts.everywhere(wide)}}
-    if isinstance(geometry, Lp) and geometry.has("mirror"):
+    if is_lp:
         cone, cone_mu = _in_cones(facts)
         result |= {LP_RP: paths, LP_LOCAL: _mirror_descent(facts, cone)}
         if geometry == Frobenius():

@@ -11,7 +11,7 @@ from attsvm.checks import as_count, as_index
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry
-from attsvm.objective import Attended, Blocks, Loss, combined, trial_first
+from attsvm.objective import Attended, Blocks, Loss, combined, losses, trial_first
 
 PER_DECADE = 20
 """Recorded steps per decade where they are spaced logarithmically."""
@@ -38,7 +38,7 @@ def _attention(view: View) -> Tensor:
 
 
 QUANTITIES: dict[str, Callable[[View], Tensor]] = {
-    "loss": lambda view: view.loss.value(view.at.f[:, :, 0]).sum(1).mean(0),
+    "loss": lambda view: losses(view.at, view.loss).sum(1).mean(0),
     "norm": lambda view: view.geometry.norm(trial_first(combined(view.blocks))),
     "top_weight": lambda view: 1 / (1 + view.at.E[:, :, 0]),
     "log_rest": _log_rest,

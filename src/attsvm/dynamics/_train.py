@@ -21,7 +21,7 @@ from attsvm.dynamics._schedules import Rate, as_schedules
 from attsvm.dynamics._step import Method, own_head
 from attsvm.dynamics._trajectory import BLOCKS, TrainState, Trajectory, identity
 from attsvm.errors import AttsvmError, describe
-from attsvm.files import PathLike, clear_leftovers, is_file
+from attsvm.files import PathLike, as_texts, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, check_mirror, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run, flat
 from attsvm.named import facts_of
@@ -138,6 +138,7 @@ def train(
         wanted = identity(data, limit, parameterization, rule, method.loss, settings)
         if resume is not None:
             raise AttsvmError("checkpoint resumes what it holds: give it or resume, not both.")
+        as_texts(wanted)  # refused now, not at the first checkpoint
         clear_leftovers(checkpoint)
         if is_file(checkpoint):
             head = data.head if isinstance(data.head, FunctionHead) else None

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_float, as_index
+from attsvm.checks import as_float, as_index, as_real, as_trials
 from attsvm.data import ARRAYS, Head, TokenData, from_arrays
 from attsvm.dynamics._former import modernized
 from attsvm.dynamics._optimizers import as_rule
 from attsvm.dynamics._rules import MirrorDescent, Rule
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, read_arrays, under, write_arrays
 from attsvm.frames import frame
 from attsvm.geometry import Geometry, parse_geometry
@@ -36,6 +36,9 @@ PLOTTED = {
     "log_rest": "log₁₀ of the weight of all others",
 }
 """Records that are numbers of a trial or of its queries, and what they are."""
+
+FOREIGN = {"kind": "unknown"}
+"""The start of a run that another program trained."""
 
 SCHEMA = Schema(
     format="attsvm-trajectory/2",
@@ -131,6 +134,8 @@ class Trajectory:
         """
         if parameterization not in BLOCKS:
             raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {parameterization!r}.")
+        if not isinstance(data, TokenData):
+            raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
         geometry = parse_geometry(geometry)
         path = as_float("W", W, like=data.X)
         path = path if path.ndim == 4 else path[None]
@@ -145,10 +150,15 @@ class Trajectory:
         if (v is None) != (parameterization != "joint"):
             raise AttsvmError("v must be given for a joint run, and for no other.")
         finite = torch.where(path[-1].isfinite(), path[-1], 0.0)
-        kind = {"kind": "unknown"} if lr is None else {"kind": "constant", "eta": float(lr)}
-        rest = dict.fromkeys(("m", "stop")) | {"ridge": 0.0, "init": {"kind": "unknown"}}
+        kind = {"kind": "unknown"} if lr is None else {"kind": "constant", "eta": as_real("lr", lr, least=0)}
+        rest = dict.fromkeys(("m", "stop")) | {"ridge": 0.0, "init": FOREIGN}
         rest |= {"rule": "unknown"} if rule is None else {}
         given = {name: as_float(name, x, like=data.X) for name, x in (records or {}).items()}
+        for name, x in given.items():
+            if tuple(x.shape[:2]) != path.shape[:2]:
+                raise AttsvmError(
+                    f"{name} must begin with the axes (R, B) = {tuple(path.shape[:2])} of W, not {tuple(x.shape)}."
+                )
         return cls(
             data=data,
             geometry=geometry,
@@ -288,7 +298,9 @@ class Trajectory:
         data = from_arrays(under("data.", arrays), facts["head"], head)
         state = {name: under(f"state.{name}.", tensors) for name in BLOCKS[parameterization]}
         factors = (tensors["K"], tensors["Q"]) if {"K", "Q"} <= tensors.keys() else None
-        if not all(state.values()) or (factors is None) != (parameterization != "KQ"):
+        foreign = settings["init"] == FOREIGN and not any(state.values()) and factors is None
+        state = {} if foreign else state
+        if not foreign and (not all(state.values()) or (factors is None) != (parameterization != "KQ")):
             raise AttsvmError(f"the arrays must be those of a run that trains {parameterization}, but they are not.")
         if (parameterization == "joint") != ("v" in tensors):
             raise AttsvmError("v must be there in a joint run, and in no other.")
@@ -376,8 +388,7 @@ class Trajectory:
     def __getitem__(self, trials: Any) -> Trajectory:
         """Some of the trials, by number, slice, list or boolean mask; the trial axis stays."""
         data = self.data[trials]
-        index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
-        index = index.to(self.W.device)
+        index = as_trials(trials, len(self)).to(self.W.device)
         state = {name: {key: x[index] for key, x in block.items()} for name, block in self.state.blocks.items()}
         return replace(
             self,

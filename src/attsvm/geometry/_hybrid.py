@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_real
-from attsvm.errors import AttsvmError
+from attsvm.checks import as_index, as_real
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry._base import Geometry
 from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._lp import Lp
+from attsvm.named import from_facts
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Part:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, (start, stop) in (("rows", self.rows), ("columns", self.columns)):
-            if not 0 <= start < stop:
-                raise AttsvmError(
-                    f"{name} of a Part must be (start, stop) with 0 ≤ start < stop, but got {(start, stop)}."
-                )
-        if not as_real("weight", self.weight, least=0) > 0:
+        for name in ("rows", "columns"):
+            ends = as_index(f"{name} of a Part", getattr(self, name)).tolist()
+            if not (isinstance(ends, list) and len(ends) == 2 and 0 <= ends[0] < ends[1]):
+                raise AttsvmError(f"{name} of a Part must be (start, stop) with 0 ≤ start < stop, but got {ends}.")
+            object.__setattr__(self, name, tuple(ends))
+        if not isinstance(self.geometry, Geometry):
+            raise AttsvmError(f"geometry of a Part must be a Geometry, but got {describe(self.geometry)}.")
+        object.__setattr__(self, "weight", as_real("weight", self.weight, least=0))
+        if not self.weight > 0:
             raise AttsvmError("the weight of a Part must be positive.")
 
     def of(self, W: Tensor) -> Tensor:
@@ -49,7 +53,7 @@ class Hybrid(Geometry):
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        parts = tuple(self.parts)
+        parts = tuple(_from_file(part) if isinstance(part, dict) else part for part in self.parts)
         if not parts or not all(isinstance(part, Part) for part in parts):
             raise AttsvmError("parts must be a sequence of Part(rows, columns, geometry, weight).")
         object.__setattr__(self, "parts", parts)
@@ -84,6 +88,7 @@ class Hybrid(Geometry):
         numbers = torch.arange(d * e).reshape(d, e)
         found: list[tuple[Tensor, float]] = []
         for part, inside in self._cut(numbers):
+            weights = None
             if part.geometry == Lp(2):
                 index = inside.reshape(1, -1, 1)
             else:
@@ -93,8 +98,9 @@ class Hybrid(Geometry):
                         f"a Hybrid with {part.geometry.name} cannot be solved: use parts with l2, linf, spectral or "
                         "group-max norms."
                     )
-                index = torch.where(blocks.index >= 0, inside.flatten()[blocks.index], -1)
-            found += [(block, part.weight) for block in index]
+                index, weights = torch.where(blocks.index >= 0, inside.flatten()[blocks.index], -1), blocks.weight
+            inner = [1.0] * len(index) if weights is None else weights.tolist()  # of a Hybrid in a Hybrid
+            found += [(block, part.weight * weight) for block, weight in zip(index, inner)]
         k, h = (max(block.shape[axis] for block, _ in found) for axis in (0, 1))
         pad = torch.nn.functional.pad
         index = torch.stack([pad(x, (0, h - x.shape[1], 0, k - x.shape[0]), value=-1) for x, _ in found])
@@ -109,3 +115,13 @@ class Hybrid(Geometry):
         if area != d * e or not bool((count == 1).all()):
             raise AttsvmError(f"the parts of a Hybrid must cover W {(d, e)} exactly once.")
         return ((part, part.of(W)) for part in self.parts)
+
+
+def _from_file(facts: dict[str, Any]) -> Part:
+    """The part that a file describes."""
+    given = {name: value for name, value in facts.items() if name != "kind"}
+    given["geometry"] = from_facts(Geometry, "geometry", given.get("geometry"))
+    try:
+        return Part(**given)
+    except TypeError as error:
+        raise AttsvmError(f"a Part must have other parameters: {error}.") from error

@@ -2,7 +2,7 @@
 
 from attsvm.objective._contract import contract
 from attsvm.objective._curvature import curvature, gradient, scaled_gradient, step_convexity, value
-from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, pulls
+from attsvm.objective._gradient import Attended, Blocks, Gradient, attend, combined, gradients, logits, losses, pulls
 from attsvm.objective._lanes import Lanes, chunks, is_small, trial_first, trial_last
 from attsvm.objective._losses import (
     LOSSES,
@@ -41,6 +41,7 @@ __all__ = [
     "gradients",
     "is_small",
     "logits",
+    "losses",
     "pulls",
     "scaled_gradient",
     "step_convexity",

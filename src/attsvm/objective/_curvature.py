@@ -16,7 +16,7 @@ from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Geometry
 from attsvm.objective._contract import contract
-from attsvm.objective._gradient import Attended, attend, gradients, logits
+from attsvm.objective._gradient import Attended, attend, gradients, logits, losses
 from attsvm.objective._lanes import Lanes, trial_first, trial_last
 from attsvm.objective._losses import as_loss
 
@@ -40,8 +40,7 @@ def gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
 
 def value(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
     """L(W) (B,)."""
-    f = attend(_lanes(data), {"W": trial_last(W)}).f[:, :, 0]
-    return as_loss(loss).value(f).sum(1).mean(0)
+    return losses(attend(_lanes(data), {"W": trial_last(W)}), as_loss(loss)).sum(1).mean(0)
 
 
 def curvature(data: TokenData, W: Tensor, V: Tensor, loss: Any = "logistic", shift: Tensor | None = None) -> Tensor:

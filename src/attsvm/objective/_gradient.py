@@ -15,13 +15,13 @@ from torch import Tensor
 
 from attsvm.objective._contract import contract
 from attsvm.objective._lanes import Lanes, trial_first
-from attsvm.objective._losses import Loss
+from attsvm.objective._losses import Log, Loss
 
 Blocks = dict[str, Tensor]
 """Trained matrices by name, trial last: W (d, e, B); K (d, m, B) and Q (e, m, B); v (d, 1, B)."""
 
-FAR = 300.0
-"""Logarithm of a ratio that float64 still represents, with room on both sides."""
+FAR = {torch.float64: 300.0, torch.float32: 30.0}
+"""Logarithm of a ratio that the dtype still represents, with room on both sides."""
 
 
 class Attended(NamedTuple):
@@ -43,6 +43,8 @@ class Attended(NamedTuple):
     """Σ_{t≠m} s_t (u_t − u_m)."""
     f: Tensor
     """Signed output Y h(o)."""
+    ties: bool
+    """May a token have the score of the top token?"""
 
 
 class Gradient(NamedTuple):
@@ -80,7 +82,12 @@ def attend(lanes: Lanes, blocks: Blocks) -> Attended:
     u_top = torch.where(is_top, u, 0.0).sum(2, keepdim=True)
     delta_u = u - u_top
     D = (weight * delta_u).sum(2, keepdim=True)
-    return Attended(is_top, delta, E, weight, o, delta_u, D, u_top + D if f is None else f)
+    return Attended(is_top, delta, E, weight, o, delta_u, D, u_top + D if f is None else f, lanes.ties)
+
+
+def losses(at: Attended, loss: Loss) -> Tensor:
+    """ℓ(f) of every query, (n, K, B)."""
+    return (-_log_output(at) if isinstance(loss, Log) else loss.value(at.f))[:, :, 0]
 
 
 def pulls(at: Attended, loss: Loss, log_weight: Tensor | None = None) -> Gradient:
@@ -92,8 +99,9 @@ def pulls(at: Attended, loss: Loss, log_weight: Tensor | None = None) -> Gradien
     exponent = at.delta + log_slope
     shift = exponent.amax((0, 1, 2))
     factor = at.delta_u - at.D
-    if torch.compiler.is_compiling() or bool((factor.detach().abs() < math.exp(-FAR)).any()):
-        exponent, shift, factor = _with_size(exponent, shift, factor)
+    tiny = (factor.detach().abs() < math.exp(-FAR[factor.dtype])) & ~at.is_top
+    if torch.compiler.is_compiling() or bool(tiny.any()):
+        exponent, shift, factor = _with_size(at, exponent, shift, factor)
     shift = torch.where(shift == -torch.inf, 0.0, shift)  # no query has a second token
     pull = torch.exp(exponent - shift) * factor
     pull = pull * (slope / (1 + at.E))
@@ -101,17 +109,38 @@ def pulls(at: Attended, loss: Loss, log_weight: Tensor | None = None) -> Gradien
     return Gradient(torch.where(at.is_top, -pull.sum(2, keepdim=True), pull), shift)
 
 
-def _with_size(exponent: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _with_size(at: Attended, exponent: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same terms e^exponent · factor and their shift, for trials in which all terms would underflow.
 
-    Where scores are equal, the factor u_t − u_m − D is itself as small as a weight. If that makes all terms of a trial
-    so small, its size joins the exponent.
+    Where scores are equal, the factor u_t − u_m − D is −D, itself as small as a weight, or below the smallest number.
+    If that makes all terms of a trial so small, its size joins the exponent.
     """
-    size = torch.log(factor.detach().abs())
+    size, sign = torch.log(factor.detach().abs()), factor.sign()
+    if at.ties:
+        D, D_shift = _scaled_D(at)
+        tied = at.delta_u == 0
+        size = torch.where(tied, (torch.log(D.abs()) + D_shift).detach(), size)
+        sign = torch.where(tied, -D.sign(), sign)
     largest = (exponent + size).amax((0, 1, 2))
-    far = (largest < shift - FAR) & (largest > -torch.inf)
+    far = (largest < shift - FAR[factor.dtype]) & (largest > -torch.inf)
     exponent = exponent + torch.where(far, size, 0.0)
-    return exponent, torch.where(far, largest, shift), torch.where(far, factor.sign(), factor)
+    return exponent, torch.where(far, largest, shift), torch.where(far, sign, factor)
+
+
+def _scaled_D(at: Attended) -> tuple[Tensor, Tensor]:
+    """D of every query as D · e^shift, exact where the weights in it underflow."""
+    delta = at.delta.masked_fill(at.delta_u == 0, -torch.inf)
+    shift = delta.amax(2, keepdim=True)
+    shift = torch.where(shift == -torch.inf, 0.0, shift)
+    return (torch.exp(delta - shift) * at.delta_u).sum(2, keepdim=True) / (1 + at.E), shift
+
+
+def _log_output(at: Attended) -> Tensor:
+    """log f, exact where f is a weight that underflows: then the top token has score 0, and f is D."""
+    D, shift = _scaled_D(at)
+    is_D = at.f == at.D
+    # Both branches stay away from log 0, whose slope would spoil derivatives.
+    return torch.where(is_D, torch.log(torch.where(is_D, D, 1.0)) + shift, torch.log(torch.where(is_D, 1.0, at.f)))
 
 
 def gradients(lanes: Lanes, loss: Loss, blocks: Blocks, log_weight: Tensor | None = None) -> dict[str, Gradient]:
@@ -130,7 +159,7 @@ def gradients(lanes: Lanes, loss: Loss, blocks: Blocks, log_weight: Tensor | Non
 
 def _slope(at: Attended, loss: Loss, log_weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """−ℓ′(f) of every query, times the weight of its sample, as (log part, factor)."""
-    log_part, factor = loss.slope(at.f)
+    log_part, factor = (-_log_output(at), torch.ones_like(at.f)) if isinstance(loss, Log) else loss.slope(at.f)
     return (log_part if log_weight is None else log_part + log_weight), factor
 
 

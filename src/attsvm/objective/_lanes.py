@@ -26,7 +26,8 @@ class Lanes:
     """Some trials, the trial last: X (n, T, d, B), Z (n, K, e, B), Y (n, K, 1, B), hidden (n, K, T, B).
 
     `scores` (n, K, T, B) are those of a linear head, which do not change while it is fixed; `head` is any other
-    fixed head; joint training has neither. `hidden` is None where nothing is masked.
+    fixed head; joint training has neither. `hidden` is None where nothing is masked. `ties` says whether two tokens of
+    a query may have equal scores.
     """
 
     X: Tensor
@@ -36,13 +37,14 @@ class Lanes:
     scores: Tensor | None
     head: Head | None
     small: bool
+    ties: bool = True
 
     @classmethod
     def of(cls, data: TokenData, fixed_head: bool) -> "Lanes":
         linear = fixed_head and isinstance(data.head, LinearHead)
         scores = None
         if linear and data.head is not None:
-            scores = trial_last(data.Y[..., None] * data.head.value(data.X[:, :, None]))
+            scores = trial_last(data.Y[..., None] * data.head.of_tokens(data.X))
         return cls(
             X=trial_last(data.X),
             Z=trial_last(data.Z),
@@ -51,6 +53,7 @@ class Lanes:
             scores=scores,
             head=data.head if fixed_head and not linear else None,
             small=is_small(data),
+            ties=not linear or bool((data.scores().sort(-1).values.diff(dim=-1) == 0).any()),
         )
 
 

@@ -160,13 +160,17 @@ class Log(Loss):
 class Added(Loss):
     """ℓ(Σ_k f_k): the outputs of a sample's queries are added before the loss, as those of several heads are.
 
-    f (n, K, …): the queries are the second axis. Each of them is given an equal share of the loss.
+    f (n, K, …): the queries are the second axis. Each of them is given an equal share of the loss. `loss` may also be a
+    name or a function.
     """
 
-    loss: Loss = Logistic()
+    loss: Any = Logistic()
 
     name: ClassVar[str] = "added"
     couples: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
 
     def value(self, f: Tensor) -> Tensor:
         return self.loss.value(self._total(f)) / f.shape[1]

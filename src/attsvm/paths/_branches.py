@@ -14,7 +14,7 @@ from attsvm.data import TokenData
 from attsvm.diagnostics import separation
 from attsvm.dynamics import Shapes
 from attsvm.geometry import Lp
-from attsvm.objective import Blocks, Lanes, Loss, attend, combined, gradients, trial_first, trial_last
+from attsvm.objective import Blocks, Lanes, Loss, attend, combined, gradients, losses, trial_first, trial_last
 from attsvm.paths._sphere import TIED, Point, Value, from_inside, in_ball, point
 
 Bounds = dict[str, list[float]]
@@ -238,10 +238,10 @@ class _Objective:
 
     def at(self, x: Tensor) -> Value:
         G, shift = self._gradient(x)
-        f = attend(self.lanes, self.blocks(x) | self.fixed).f[:, :, 0]
+        loss = losses(attend(self.lanes, self.blocks(x) | self.fixed), self.loss)
         # The gradient in K is G_W Q, that in Q is G_Wᵀ K.
         factor = x.flatten(1).norm(dim=1) if "K" in self.trained else 1.0
-        return Value(G, shift, self.loss.value(f).sum(1).mean(0), self.magnitude * factor)
+        return Value(G, shift, loss.sum(1).mean(0), self.magnitude * factor)
 
     def hessian(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         with torch.enable_grad():

@@ -14,7 +14,7 @@ from attsvm.checks import as_count, as_float, as_real
 from attsvm.data import TokenData
 from attsvm.diagnostics import is_globally_optimal, is_locally_optimal
 from attsvm.dynamics import Gaussian, train
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry, parse_geometry
 from attsvm.svm import att_svm, solve
 from attsvm.tolerances import CHOICES
@@ -103,6 +103,8 @@ def basins(
     T^(nK) (at most 4096), masked tokens left out; a choice is locally optimal if its SVM is feasible and every selected
     token has a higher score than its support tokens. A problem's number in `data.trials` determines its starts.
     """
+    if not isinstance(data, TokenData):
+        raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
     geometry = parse_geometry(geometry)
     starts, steps = as_count("starts", starts), as_count("steps", steps)
     given = as_float("scales", scales).flatten().tolist()

@@ -11,7 +11,7 @@ from attsvm.checks import as_real
 from attsvm.data import TokenData
 from attsvm.diagnostics import constants, directional_bregman, is_locally_optimal, radius
 from attsvm.dynamics import Gaussian
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Geometry, Lp, parse_geometry
 from attsvm.svm import att_svm, solve
 
@@ -37,6 +37,8 @@ def cone_start(
     divergence to the solution is `lean` (0 to 1) times μ₀/3. `tokens` are the optimal ones by default. R is at least
     10⁵ times ‖W_mm‖, so steps that are not normalised no longer move W in float64.
     """
+    if not isinstance(data, TokenData):
+        raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
     geometry = parse_geometry(geometry)
     if not isinstance(geometry, Lp):
         raise AttsvmError(f"geometry must be an ℓp norm to have a cone, but got {geometry.name}.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_bool, as_count, as_float, as_index
+from attsvm.checks import as_bool, as_count, as_float, as_index, check_real
 from attsvm.data import TokenData
 from attsvm.errors import AttsvmError
 from attsvm.svm._exact import two_sum
@@ -21,7 +21,11 @@ def multiclass_svm(H: Any, labels: Any, classes: int | None = None) -> MarginPro
 
     H (n, d) or (B, n, d) samples, `labels` (n,) or (B, n) in 0..C−1; C is the largest label plus one, unless given.
     """
-    labels = as_index("labels", labels)
+    H, labels = as_float("H", H), as_index("labels", labels)
+    if H.ndim in (2, 3) and labels.shape not in (H.shape[:-1], H.shape[-2:-1]):
+        raise AttsvmError(f"labels must have shape {tuple(H.shape[:-1])}, but got shape {tuple(labels.shape)}.")
+    if bool((labels < 0).any()):
+        raise AttsvmError(f"labels must be at least 0, but got {labels.min()}.")
     found = int(labels.max()) + 1 if labels.numel() else 1
     data = _one_hot(H, as_count("classes", classes, max(2, found)) if classes is not None else max(2, found))
     return att_svm(data, labels)
@@ -44,6 +48,7 @@ def ntp_finite_part(H: Any, probabilities: Any) -> MarginProblem:
     `probabilities` (m, V) or (B, m, V) of the next token after each context; tokens of probability 0 do not count.
     """
     probabilities = as_float("probabilities", probabilities)
+    check_real("probabilities", probabilities)
     data = _one_hot(H, _vocabulary("probabilities", probabilities))
     weights = _per_context("probabilities", probabilities.to(data.X), data)
     if bool((weights < 0).any()):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +36,13 @@ _ACCURACY = 1e-9
 Projection = Callable[[Tensor], Tensor]
 
 
-def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 1e-5) -> Tensor:
-    """The solution nearest to `near` (B, d, e) in the Frobenius norm, (B, d, e); by default the one of least Frobenius
-    norm. NaN where there is none, or where none with a margin efficiency above 1 − tol is found.
+def face_point(solution: MaxMargin, near: Any | None = None, *, tol: float = 1e-5) -> Tensor:
+    """The solution nearest to `near` (B, d, e) or (d, e) in the Frobenius norm, (B, d, e); by default the one of least
+    Frobenius norm. NaN where there is none, or where none with a margin efficiency above 1 − tol is found.
 
     A face is known only as well as λ and W are, to the root of the gap. So instances with a larger gap are solved
     again, sharply."""
+    C = torch.zeros_like(solution.W) if near is None else solution.for_each("near", near)
     if bool(solution.unique.all()):
         return solution.W.clone()
     if bool((solution.gap[solution.norm.isfinite()] > 10 * SHARP).any()):
@@ -48,7 +50,6 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
     geometry, problem = solution.geometry, solution.problem.formed()
     if problem.rows == 0:
         return torch.zeros_like(solution.W)
-    C = torch.zeros_like(solution.W) if near is None else near.to(solution.W).expand_as(solution.W)
     lam = solution.multipliers.flatten(1).nan_to_num(0.0)
     rows = double_rows(problem)
     U = rows.adjoint(lam)
@@ -80,10 +81,10 @@ def face_point(solution: MaxMargin, near: Tensor | None = None, *, tol: float = 
     return V.masked_fill((off | ~solution.norm.isfinite())[:, None, None], math.nan)
 
 
-def face_distance(W: Tensor, solution: MaxMargin, *, tol: float = 1e-5) -> Tensor:
+def face_distance(W: Any, solution: MaxMargin, *, tol: float = 1e-5) -> Tensor:
     """Distance of W (B, d, e) or (d, e), scaled to the least norm, from the nearest solution, relative to that
     solution's Frobenius norm, (B,)."""
-    W = solution.geometry.unit(W.to(solution.W)).expand_as(solution.W) * solution.upper[:, None, None]
+    W = solution.geometry.unit(solution.for_each("W", W)) * solution.upper[:, None, None]
     V = face_point(solution, W, tol=tol)
     size = torch.linalg.vector_norm(V, dim=(1, 2))
     return torch.linalg.vector_norm(W - V, dim=(1, 2)) / torch.where(size == 0, 1.0, size)  # W, too, is then 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attsvm.checks import as_float
+from attsvm.checks import as_float, as_trials
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, read_arrays, write_arrays
 from attsvm.frames import frame
@@ -146,17 +146,22 @@ class MaxMargin:
         Equality rows are ignored. The value is right to the gap, and at most 1 in exact arithmetic, because `lower`
         stands for the norm.
         """
-        W, (d, e) = as_float("W", W, like=self.W), self.problem.shape
-        if tuple(W.shape) not in ((d, e), (len(self), d, e)):
-            raise AttsvmError(
-                f"W must have shape (d, e) = {(d, e)} or (B, d, e) = {(len(self), d, e)}, but got {tuple(W.shape)}."
-            )
-        W = W.expand(len(self), d, e)
+        W = self.for_each("W", W)
         least = self.problem.least_margin(W)
         norm = self.geometry.norm(W)
         value = torch.where(norm == 0, 0.0, least / norm) * self.lower
         value = torch.where(self.upper > 0, value, 1.0)  # where nothing is asked
         return torch.where(self.norm.isfinite(), value, torch.nan)
+
+    def for_each(self, name: str, W: Any) -> Tensor:
+        """A matrix (B, d, e) for every instance, from one each or from one (d, e) for all."""
+        W, (d, e) = as_float(name, W, like=self.W), self.problem.shape
+        if tuple(W.shape) not in ((d, e), (len(self), d, e)):
+            raise AttsvmError(
+                f"{name} must have shape (d, e) = {(d, e)} or (B, d, e) = {(len(self), d, e)}, "
+                f"but got {tuple(W.shape)}."
+            )
+        return W.expand(len(self), d, e)
 
     @property
     def support_tokens(self) -> Tensor:
@@ -232,8 +237,7 @@ class MaxMargin:
 
     def __getitem__(self, trials: Any) -> MaxMargin:
         """Some of the instances, by number, slice, list or boolean mask; the first axis stays."""
-        index = torch.arange(len(self))[trials.cpu() if isinstance(trials, Tensor) else trials].reshape(-1)
-        index = index.to(self.W.device)
+        index = as_trials(trials, len(self), "instances").to(self.W.device)
         problem = self.problem.formed()
         picked = {name: None if (x := getattr(problem, name)) is None else x[index] for name in _PROBLEM}
         own = {name: getattr(self, name)[index] for name in ("codes", *_OWN)}

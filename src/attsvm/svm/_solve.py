@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attsvm.checks import as_count, as_real
 from attsvm.data import TokenData
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Blocks, Geometry, Group, Lp, Nuclear, Schatten, check_norm, is_own, parse_geometry
 from attsvm.progress import Tell, progress_bar
 from attsvm.svm._active import MOST_ROWS, solve_active
@@ -147,6 +147,8 @@ def _solve_small(
 
 def margin_efficiency(W: Any, solution: MaxMargin) -> Tensor:
     """The margin of W/‖W‖ over the largest one, (B,): see `MaxMargin.efficiency`."""
+    if not isinstance(solution, MaxMargin):
+        raise AttsvmError(f"solution must be a MaxMargin, such as solve returns, but got {describe(solution)}.")
     return solution.efficiency(W)
 
 
