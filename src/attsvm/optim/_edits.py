@@ -10,7 +10,7 @@ from attsvm.optim._mirror_map import follow
 
 PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
-BLOCK = 512  # of `_kernel.cpp`
+BLOCK, LANES = 1024, 16  # of `_kernel.cpp`
 
 Row = Sequence[Tensor]
 
@@ -28,7 +28,8 @@ class Watch:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
         key = (weight.data_ptr(), weight.numel(), 0)
         if key not in self._left:
-            self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1, device="cpu")
+            blocks = weight.numel() // BLOCK + 1
+            self._left[key] = torch.full((blocks, LANES), -1, dtype=torch.int32, device="cpu")
         return self._left[key]
 
     def before(self, parts: Sequence[Row], p: float) -> None:

@@ -82,8 +82,7 @@ def launches(
         weight, _, theta = rows[0][:3]
         flags = {
             "MIRROR": theta is not weight and not leaves_weights(lr),
-            # How to raise to the power: by so many factors, by a square root, by a cube root, or 0 for any power.
-            "N": {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a)),
+            "N": _how(a),
             # The kernels need no memory for it: see `_mirror_variable`.
             "KEEP": whole_exponent(a) >= 2 and weight.dtype == theta.dtype and not leaves_weights(lr),
             "MASK": masked,
@@ -108,9 +107,16 @@ def fused_step(
     which on CUDA are read off the weights, and with signatures."""
     if columns[0][0].is_cpu:
         watch = watch or Watch()
-        columns = [*columns, rests, [watch.sums(weight) for weight in columns[0]]]
+        # Where powers are products or roots the kernel compares every weight, and needs no signatures.
+        signed = _how(step.a) in (0, -2)
+        columns = [*columns, rests, [watch.sums(weight) if signed else weight for weight in columns[0]]]
     for rows, scalars, compiled in launches(*columns, step=step):
         getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
+
+
+def _how(a: float) -> int:
+    """How to raise to the power a: by so many factors, by a square root, by a cube root, or 0 for any power."""
+    return {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a))
 
 
 def _in_order(row: Row) -> Row:
