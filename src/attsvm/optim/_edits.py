@@ -9,7 +9,7 @@ from attsvm.optim._mirror_map import follow
 
 PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
-BLOCK, LANES = 1024, 16  # of `_kernel.cpp`
+BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
 
 Row = Sequence[Tensor]
 
