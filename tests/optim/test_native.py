@@ -124,6 +124,57 @@ def test_every_kind_of_edit_is_noticed(edit, p: float) -> None:
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda w, i, j: w[[i, j]].neg(),
+        lambda w, i, j: w[[j, i]],
+        lambda w, i, j: (
+            w[[i, j]].view(torch.int16 if w.element_size() == 2 else torch.int32).bitwise_xor(1).view(w.dtype)
+        ),
+        lambda w, i, j: w[[i, j]].mul(2),
+        lambda w, i, j: torch.zeros_like(w[[i, j]]),
+    ],
+    ids=["signs", "exchanged", "last bits", "doubled", "zeros"],
+)
+def test_signatures_tell_small_edits_anywhere(edit, dtype: torch.dtype) -> None:
+    """Edits of two entries, all of one block of 1,024 and of the shorter one after it."""
+    generator = torch.Generator().manual_seed(2)
+    w = nn.Parameter((0.1 * torch.randn(1500, generator=generator)).to(dtype))
+    w.grad = torch.zeros_like(w)
+    optimizer = MirrorDescent([w], lr=1e-3, p=1.75, fused=True)
+    for start, end in [(0, 1024), (1024, 1500)] * 60:
+        optimizer.step()
+        i, j = (start + torch.randperm(end - start, generator=generator)[:2]).tolist()
+        w.data[[i, j]] = edited = edit(w.data, i, j)
+        optimizer.step()
+        torch.testing.assert_close(w.detach()[[i, j]], edited, rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+
+@pytest.mark.parametrize("value", [2.0, 4.0, 0.5, 0.75, -1.0, 0.0])
+def test_signatures_tell_one_constant_from_another(value: float) -> None:
+    w = nn.Parameter(torch.ones(3000))
+    w.grad = torch.zeros_like(w)
+    optimizer = MirrorDescent([w], lr=1e-3, p=1.75, fused=True)
+    optimizer.step()
+    w.data.fill_(value)
+    optimizer.step()
+    torch.testing.assert_close(w.detach(), torch.full((3000,), value))
+
+
+def test_signatures_see_no_edit_where_there_was_none() -> None:
+    w = nn.Parameter(0.1 * gradients(1, 1500)[0])
+    optimizer = MirrorDescent([w], lr=1e-3, p=1.75, fused=True)
+    for grad in gradients(3, 1500):
+        w.grad = grad
+        optimizer.step()
+    optimizer.state[w]["mirror"].mul_(2)  # θ, which nobody should touch: a step that compares it would set it back
+    theta, w.grad = optimizer.state[w]["mirror"].clone(), torch.zeros(1500)
+    optimizer.step()
+    assert torch.equal(optimizer.state[w]["mirror"], theta)
+
+
 @by_name
 def test_a_step_of_lr_0_leaves_every_bit(name: str) -> None:
     model, still = network(), network()

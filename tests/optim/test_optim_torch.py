@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from two_processes import run_pair
 
 from attsvm import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, from_torch, starting_lr
+from attsvm.optim import MirrorAdam, MirrorDescent, _fused, from_torch, starting_lr
 
 
 @make_all
@@ -213,7 +213,8 @@ def test_loaded_state_takes_the_layout_of_the_parameter():
     assert torch.equal(optimizer.state[w]["mirror"], saved["state"][0]["mirror"])
 
 
-def _ddp(rank: int) -> None:
+def _ddp(rank: int, least: int) -> None:
+    _fused.LEAST = least
     for make in MAKERS.values():
         model = nn.parallel.DistributedDataParallel(network())
         optimizer = make(model.parameters())
@@ -229,12 +230,14 @@ def _ddp(rank: int) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def _fsdp2(rank: int, folder: str) -> None:
+def _fsdp2(rank: int, least: int, folder: str) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    _fused.LEAST = least
+    forms = [False, True] if least > 1 else [None]
     mesh = init_device_mesh("cpu", (2,))
 
     def sharded() -> nn.Sequential:
@@ -261,7 +264,7 @@ def _fsdp2(rank: int, folder: str) -> None:
         assert math.isfinite(starting_lr(1e-3, p, model[-1].weight))  # of which one rank has nothing
 
     for name, make in MAKERS.items():
-        for foreach in (False, True):
+        for foreach in forms:
             model = sharded()
             optimizer = make(model.parameters(), foreach=foreach)
             steps(model, optimizer, range(3))
@@ -276,7 +279,7 @@ def _fsdp2(rank: int, folder: str) -> None:
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=f"{folder}/{name}")
         steps(model, optimizer, range(3, 5))
         resumed = sharded()
-        again = make(resumed.parameters(), foreach=True)
+        again = make(resumed.parameters(), foreach=forms[-1])
         weights, state = get_state_dict(resumed, again)
         loaded = {"model": weights, "optimizer": state}
         dcp.load(loaded, checkpoint_id=f"{folder}/{name}")
@@ -306,11 +309,12 @@ def _fsdp2(rank: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_with_two_processes(wrap, tmp_path):
+@pytest.mark.parametrize("least", [_fused.LEAST, 1])  # by default the compiled kernel is for large groups
+def test_with_two_processes(wrap, least, tmp_path):
     if wrap == "ddp":
-        run_pair(_ddp)
+        run_pair(_ddp, least)
     else:
-        run_pair(_fsdp2, str(tmp_path))
+        run_pair(_fsdp2, least, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 from attsvm.errors import AttsvmError, describe
 from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_names, check_p, check_saved
 from attsvm.optim._edits import Watch
-from attsvm.optim._fused import same_layout, use_fused
+from attsvm.optim._fused import pays_on_cpu, same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
@@ -159,12 +159,11 @@ class MirrorOptimizer(Optimizer, ABC):
     def _use_fused(self, group: dict[str, Any]) -> bool:
         if torch.compiler.is_compiling() and not group["fused"]:
             return False
-        weights = (local(param) for param in group["params"] if param.grad is not None)
-        weights = list(weights)
+        weights = [local(param) for param in group["params"] if param.grad is not None]
         fused = use_fused(weights, group["foreach"], group["fused"])
         # The kernel for a CPU reckons θ anew, which a step of lr = 0 must not.
         if bool(weights) and weights[0].is_cpu:
-            return fused and float(group["lr"]) != 0
+            return float(group["lr"]) != 0 and (fused or pays_on_cpu(group, self.state))
         return fused and (group["keep_mirror"] or group["p"] == 2)
 
     def _init_group(

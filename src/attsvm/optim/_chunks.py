@@ -2,11 +2,12 @@
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, follow
@@ -52,14 +53,15 @@ def chunks(
     kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
+        watched = watch if row[0] is not row[1] else None
         if alone:
-            if watch is not None:
-                watch.before([row], p)
+            if watched is not None:
+                watched.before([row], row[0], p)
             elif torch.compiler.is_compiling():  # every entry is compared
                 follow([row[0]], [row[1]], [row[2]], p)
             yield Chunk(key, row, [row], NO_SCRATCH)
-            if watch is not None:
-                watch.after([row], row[0])
+            if watched is not None:
+                watched.after([row], row[0])
             continue
         kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
     for (device, _, _, key), rows in kinds.items():
@@ -69,8 +71,9 @@ def chunks(
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
             row = parts[0]
-            if watch is not None:
-                watch.before(parts, p)
+            watched = watch if row[0] is not row[1] else None
+            if watched is not None:
+                watched.before(parts, _weights(parts), p)
             for row in _as_one(parts, gathered if on_cpu else None):
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
@@ -78,8 +81,8 @@ def chunks(
                     scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(2)) if fits else NO_SCRATCH
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
-            if watch is not None:
-                watch.after(parts, row[0])
+            if watched is not None:
+                watched.after(parts, row[0])
 
 
 class _Kept(threading.local):
@@ -147,13 +150,28 @@ def _pieces(row: Row, limit: int) -> Iterator[Sequence[Row]]:
     yield from ([piece] for piece in zip(*(flat[id(t)] for t in row)))
 
 
+def _weights(parts: Sequence[Row]) -> Tensor:
+    """The weights of all parts; on a CPU in the buffer to which the step will write them: no page is new."""
+    weights = [row[0] for row in parts]
+    if len(weights) == 1:
+        return weights[0]
+    if not weights[0].is_cpu:
+        return _flatten_dense_tensors(weights)
+    shape = (sum(map(Tensor.numel, weights)),)
+    return torch.cat(_flat(weights), out=kept.view(2, weights[0].dtype, shape))
+
+
+def _flat(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [t if t.ndim == 1 else t.view(-1) for t in tensors]
+
+
 def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
     if len(parts) == 1:
         yield parts[0]
         return
     first = parts[0][:gathered]
     on_cpu = first[0].is_cpu
-    columns = {id(t): [row[k] if row[k].ndim == 1 else row[k].view(-1) for row in parts] for k, t in enumerate(first)}
+    columns = {id(t): _flat(row[k] for row in parts) for k, t in enumerate(first)}
     sizes = tuple(t.numel() for t in columns[id(first[0])])
     shape = (sum(sizes),)
     joined = {}

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from attsvm.optim._mirror_map import follow
 
 PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
-BLOCK = 512  # of `_kernel.cpp`
+BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
 
 Row = Sequence[Tensor]
 
@@ -28,22 +27,21 @@ class Watch:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
         key = (weight.data_ptr(), weight.numel(), 0)
         if key not in self._left:
-            self._left[key] = torch.full((weight.numel() // BLOCK + 1,), -1, device="cpu")
+            blocks = weight.numel() // BLOCK + 1
+            self._left[key] = torch.full((blocks, LANES), -1, dtype=torch.int32, device="cpu")
         return self._left[key]
 
-    def before(self, parts: Sequence[Row], p: float) -> None:
-        """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins."""
-        if parts[0][0] is parts[0][1]:
-            return
+    def before(self, parts: Sequence[Row], weight: Tensor, p: float) -> None:
+        """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins: `weight`
+        is all of them."""
         left = self._left.get(_key(parts))
-        if left is None or not torch.equal(left, _signature(parts)):
+        if left is None or not torch.equal(left, signature(weight)):
             weights, mirrors, rests = ([row[k] for row in parts] for k in range(3))
             follow(weights, mirrors, rests, p)
 
     def after(self, parts: Sequence[Row], weight: Tensor) -> None:
-        """Note the weights as they are now: `weight` is all of them."""
-        if parts[0][0] is not parts[0][1]:
-            self._left[_key(parts)] = signature(weight)
+        """Note the weights as they are now."""
+        self._left[_key(parts)] = signature(weight)
 
 
 def signature(weight: Tensor) -> Tensor:
@@ -65,10 +63,6 @@ def signature(weight: Tensor) -> Tensor:
     words = flat.view(torch.int64)
     apart = (words.numel() // PIECES - 1) | 1
     return words.as_strided((PIECES, words.numel() - (PIECES - 1) * apart), (apart, 1)).sum(1)
-
-
-def _signature(parts: Sequence[Row]) -> Tensor:
-    return signature(parts[0][0] if len(parts) == 1 else _flatten_dense_tensors([row[0] for row in parts]))
 
 
 def _key(parts: Sequence[Row]) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """When the fused kernels are used, Triton's on CUDA and compiled C++ on a CPU, and what they are given."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from attsvm.native import compiler
 from attsvm.optim import _native
 from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import Step, leaves_weights, whole_exponent
+from attsvm.optim._shards import PLAIN, local
 
 try:
     from attsvm.optim import _triton
@@ -18,6 +19,9 @@ except ImportError:  # Triton comes with CUDA builds of torch
     _triton = None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = (
+    1 << 20
+)  # entries for which a CPU's kernel is compiled unasked: it saves a millisecond per step and takes a second
 
 F = TypeVar("F")
 Row = tuple[Tensor, ...]
@@ -29,7 +33,8 @@ def outside_compiled(function: F) -> F:
 
 
 def use_fused(weights: Iterable[Tensor], foreach: bool | None, fused: bool | None) -> bool:
-    """`fused=None` means: on CUDA where it can be, unless `foreach` was asked for or the step is being compiled."""
+    """`fused=None` means: on CUDA where it can be, unless `foreach` was asked for or the step is being compiled. For a
+    CPU see `pays_on_cpu`."""
     if fused is None and foreach is None:
         return not torch.compiler.is_compiling() and all(w.is_cuda and _why_not(w) is None for w in weights)
     if fused:
@@ -37,6 +42,30 @@ def use_fused(weights: Iterable[Tensor], foreach: bool | None, fused: bool | Non
             if reason := _why_not(weight):
                 raise AttsvmError(f"fused=True needs {reason}: leave fused out, or set fused=False.")
     return bool(fused)
+
+
+def pays_on_cpu(group: Mapping[str, Any], states: Mapping[Tensor, Mapping[str, Tensor]]) -> bool:
+    """Whether `fused=None` means the compiled kernel for a group: where its parameters are many on a CPU, all as the
+    kernel takes them, and a compiler works. Its trained parameters count, not those with a gradient, so that all steps
+    take one form. Subclasses of tensors may have no memory to walk through."""
+    if group["fused"] is not None or group["foreach"] is not None:
+        return False
+    params = [param for param in group["params"] if param.requires_grad]
+    weights = [*map(local, params)]
+    return (
+        sum(map(Tensor.numel, weights)) >= LEAST
+        and all(type(w) in PLAIN and w.is_cpu and _why_not(w) is None for w in weights)
+        and all(_lie_as(weight, states.get(param, {})) for param, weight in zip(params, weights))
+        and _native.works()
+    )
+
+
+def _lie_as(weight: Tensor, state: Mapping[str, Tensor]) -> bool:
+    """Whether states are in memory as their weight is, which may have changed its format."""
+    tensors = [*map(local, state.values())]
+    if weight.is_contiguous() and all(map(Tensor.is_contiguous, tensors)):
+        return True
+    return all(same_layout(t, weight) for t in tensors if t.shape == weight.shape)
 
 
 def _why_not(weight: Tensor) -> str | None:
@@ -82,8 +111,7 @@ def launches(
         weight, _, theta = rows[0][:3]
         flags = {
             "MIRROR": theta is not weight and not leaves_weights(lr),
-            # How to raise to the power: by so many factors, by a square root, by a cube root, or 0 for any power.
-            "N": {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a)),
+            "N": _how(a),
             # The kernels need no memory for it: see `_mirror_variable`.
             "KEEP": whole_exponent(a) >= 2 and weight.dtype == theta.dtype and not leaves_weights(lr),
             "MASK": masked,
@@ -108,9 +136,16 @@ def fused_step(
     which on CUDA are read off the weights, and with signatures."""
     if columns[0][0].is_cpu:
         watch = watch or Watch()
-        columns = [*columns, rests, [watch.sums(weight) for weight in columns[0]]]
+        # Where powers are products or roots the kernel compares every weight, and needs no signatures.
+        signed = _how(step.a) in (0, -2)
+        columns = [*columns, rests, [watch.sums(weight) if signed else weight for weight in columns[0]]]
     for rows, scalars, compiled in launches(*columns, step=step):
         getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
+
+
+def _how(a: float) -> int:
+    """How to raise to the power a: by so many factors, by a square root, by a cube root, or 0 for any power."""
+    return {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a))
 
 
 def _in_order(row: Row) -> Row:

@@ -2,7 +2,7 @@
 //
 // What a group of parameters shares is compiled in:
 //   ADAM       Adam's moments, else a momentum
-//   N          the exponent 1/(p − 1) where it is whole and small, −1 for 1/2, else 0: any
+//   N          the exponent 1/(p − 1) where it is whole and small, −1 for 1/2, else 0 or −2: any
 //   BF16       weights are bfloat16;  BF16_GRAD: gradients are
 //   MIRROR     the mirror variable θ is kept apart from the weight
 //   LEAN       θ is not kept, but read off the weight in float64
@@ -11,15 +11,23 @@
 //   L1         a soft threshold: 1 of θ, 2 of the weight
 //   CHAIN      Adam's moments are those of the gradient with respect to θ
 //   MAXIMIZE, MOMENTUM, NESTEROV, NORMALIZE
+//   WATCH      0 leaves out the look for edits, to measure what it costs
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#ifndef WATCH
+#define WATCH 1
+#endif
+
 namespace {
 
-constexpr int64_t BLOCK = 512;  // entries that stay in the first cache between the look for edits and the step
-constexpr int LANES = 16;
+// Powers that are products or roots take no time: the step waits for memory. So every weight is compared with its θ.
+constexpr bool QUICK = N > 0 || N == -1;
+constexpr int64_t BLOCK = QUICK ? 512 : 1024;  // entries that stay in the first cache between the look and the step
+constexpr int CHAINS = 4;                      // of a signature: they do not wait for each other
+constexpr int64_t WORDS = 64;                  // bytes that a chain takes at once
 
 struct Row {
     int64_t weight, grad, theta, kept;
@@ -62,12 +70,7 @@ inline uint16_t stored(float x) { return rounded(x); }
 using Weight = float;
 inline float stored(float x) { return x; }
 #endif
-typedef uint32_t Sums __attribute__((vector_size(LANES * 4)));
-#if BF16
-typedef uint16_t Words __attribute__((vector_size(LANES * 2)));
-#else
-typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
-#endif
+typedef uint32_t Lanes __attribute__((vector_size(WORDS)));
 #if LEAN
 using Real = double;
 #else
@@ -169,29 +172,49 @@ inline void follow(const Weight *weight, float *theta, float *rest, int64_t size
     }
 }
 
-// Two sums of the bits, the second of which depends on their order.
-inline int64_t signature(const Weight *weight, int64_t size) {
-    Sums once = {}, twice = {};
-    auto add = [&](const Words &words) {
-        const Sums x = __builtin_convertvector(words, Sums);
-        once += x ^ (x >> 16);  // the sign too, so that two changes of it do not cancel
-        twice += once;
-    };
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        Words words;
-        std::memcpy(&words, weight + i, sizeof words);
-        add(words);
-    }
-    Words last = {};
-    std::memcpy(&last, weight + i, (size - i) * sizeof(Weight));
-    add(last);
-    // An odd multiple of every word, so that a change of one is never lost.
-    const Sums mixed = (once + 2 * twice) * (0x9e3779b1u * Sums{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
-    uint32_t sum = 0;
-    for (int k = 0; k < LANES; k++) sum += mixed[k];
-    return sum;
+// The same, where it is rare: not a part of the loop, whose registers it would take.
+__attribute__((noinline, unused)) void apart(const Weight *weight, float *theta, float *rest, int64_t size, double a) {
+    follow(weight, theta, rest, size, a);
 }
+
+// The bits of a block, in 16 lanes. A lane adds its words in four chains and rotates a sum by one bit after each: so
+// order counts, and the signs of different words are different bits of a sum. A change of one word is never lost, nor
+// are two changed signs; others are lost by chance, about 2^-32 in each lane that they touch.
+struct Signature {
+    Lanes lanes;
+
+    Signature(const Weight *weight, int64_t size) {
+        auto *words = (const char *)weight;
+        int64_t left = size * sizeof(Weight);
+        Lanes a = {}, b = {}, c = {}, d = {};
+        auto add = [&](const char *at) {
+            next(a, at), next(b, at + WORDS), next(c, at + 2 * WORDS), next(d, at + 3 * WORDS);
+        };
+#pragma GCC unroll 2
+        for (; left >= CHAINS * WORDS; left -= CHAINS * WORDS, words += CHAINS * WORDS) add(words);
+        if (left) {
+            char last[CHAINS * WORDS] = {};
+            std::memcpy(last, words, left);
+            add(last);
+        }
+        // Odd multiples, so that nothing that one chain has seen is lost.
+        lanes = a * 0x9e3779b1u + b * 0x85ebca77u + c * 0xc2b2ae3du + d * 0x27d4eb2fu;
+    }
+
+    static void next(Lanes &chain, const char *at) {
+        Lanes x;
+        std::memcpy(&x, at, sizeof x);
+        x += chain;
+        chain = (x << 1) | (x >> 31);
+    }
+
+    bool operator!=(const Lanes &other) const {
+        const Lanes difference = lanes ^ other;
+        uint32_t any = 0;
+        for (size_t k = 0; k < WORDS / sizeof any; k++) any |= difference[k];
+        return any != 0;
+    }
+};
 
 inline Real clamped(Real x, Real bound) { return x < -bound ? -bound : x > bound ? bound : x; }
 
@@ -200,7 +223,7 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
     auto *grad = (const Grad *)row.grad;
     auto *theta = (float *)row.theta, *rest = (float *)row.rest;
     auto *kept = (const uint8_t *)row.kept;
-    auto *sums = (int64_t *)row.sums;
+    auto *sums = (Lanes *)row.sums;
     const float lr = float(s.lr), decay = float(s.lr * s.pull), bound = float(s.lr * s.l1);
 #if ADAM
     auto *avg = (float *)row.avg, *avg_sq = (float *)row.avg_sq;
@@ -215,10 +238,10 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
 #endif
     for (int64_t start = first; start < last; start += BLOCK) {
         const int64_t end = start + BLOCK < last ? start + BLOCK : last;
-        // To compare takes no time where powers are products: the step waits for memory. Others are compared only where
-        // the weights are not those that the last step left.
-        const bool compare = N > 0 || signature(weight + start, end - start) != sums[start / BLOCK];
-        if (MIRROR && compare) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
+        if (WATCH && MIRROR && QUICK) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
+        // Others are compared only where the weights are not those that the last step left.
+        if (WATCH && MIRROR && !QUICK && Signature(weight + start, end - start) != sums[start / BLOCK])
+            apart(weight + start, theta + start, rest + start, end - start, s.exponent);
 #pragma GCC ivdep
         for (int64_t i = start; i < end; i++) {
             const bool keep = MASK ? kept[i] != 0 : true;
@@ -262,7 +285,7 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
             if (KEEP) rest[i] = keep ? left : 0.0f;
             if (MIRROR || LEAN) weight[i] = keep ? stored(w) : Weight(0);
         }
-        if (MIRROR && N <= 0) sums[start / BLOCK] = signature(weight + start, end - start);
+        if (WATCH && MIRROR && !QUICK) sums[start / BLOCK] = Signature(weight + start, end - start).lanes;
     }
 }
 

@@ -102,8 +102,9 @@ class MirrorAdam(MirrorOptimizer):
             is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form, the default where the fused one is not. False takes one tensor after the other.
-        fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
-            first step compiles, in about a second, where there is a C++ compiler. False switches it off.
+        fused: one pass over memory: by Triton on CUDA, the default there; on a CPU by code that the first step
+            compiles, in about a second. There it is the default for groups of 2^20 trained entries or more, in float32
+            or bf16, if a C++ compiler works. True asks for it always, False never.
         capturable: allow the step inside a CUDA graph capture; the step counter is then on the device.
 
     Example:
@@ -195,8 +196,9 @@ class MirrorAdam(MirrorOptimizer):
         # Counters are on the host, where reading them is free, unless the kernel or a graph reads them.
         on_device = group["capturable"] or fused
         for i, weight in enumerate(weights):
-            if steps[i].is_cpu == (on_device and not weight.is_cpu):
-                steps[i] = steps[i].to(weight.device if on_device else "cpu")
+            if steps[i].is_cpu == (on_device and not weight.is_cpu) or steps[i].dtype != torch.float32:
+                # torch counts in the default dtype, the kernels in float32.
+                steps[i] = steps[i].to(weight.device if on_device else "cpu", torch.float32)
                 self.state[params[i]]["step"] = steps[i]
 
     def _step_group(

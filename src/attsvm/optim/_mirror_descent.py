@@ -105,8 +105,9 @@ class MirrorDescent(MirrorOptimizer):
             is so small that the weight underflows stays 0; on CUDA ``fused`` is not used.
         maximize: ascend instead of descend.
         foreach: the multi-tensor form, the default where the fused one is not. False takes one tensor after the other.
-        fused: one pass over memory: by Triton on CUDA, the default there; with True also on a CPU, by code that the
-            first step compiles, in about a second, where there is a C++ compiler. False switches it off.
+        fused: one pass over memory: by Triton on CUDA, the default there; on a CPU by code that the first step
+            compiles, in about a second. There it is the default for groups of 2^20 trained entries or more, in float32
+            or bf16, if a C++ compiler works. True asks for it always, False never.
         capturable: allow the step inside a CUDA graph capture.
 
     Example:

@@ -22,6 +22,8 @@ SOURCE = Path(__file__).with_name("_kernel.cpp")
 # Every operation is rounded as IEEE says, so that results depend neither on the compiler nor on the machine; only what
 # traps and errno would tell is not asked for.
 OPTIONS = ("-ffp-contract=off", "-fno-trapping-math")
+USUAL = {"ADAM": 1, "KEEP": 1, "MIRROR": 1, "N": 10}  # MirrorAdam at p = 1.1; what else is compiled in is 0
+NAMES = ("BF16", "BF16_GRAD", "CHAIN", "L1", "LEAN", "MASK", "MAXIMIZE")
 
 Rows = Sequence[tuple[Tensor, ...]]
 
@@ -44,7 +46,7 @@ def _launch(rows: Rows, scalars: Sequence[float | Tensor], flags: dict[str, Any]
     weight, grad, theta = rows[0][:3]
     flags |= {"KEEP": rows[0][-2] is not theta, "LEAN": theta is weight and scalars[2] != 1}
     flags |= {"BF16": weight.dtype == torch.bfloat16, "BF16_GRAD": grad.dtype == torch.bfloat16}
-    step = _compiled(tuple(f"-D{name}={int(value)}" for name, value in sorted(flags.items())))
+    step = _compiled(_macros(flags))
     addresses = chain.from_iterable((*[t.data_ptr() for t in row], row[0].numel()) for row in rows)
     table = np.fromiter(addresses, dtype=np.int64)
     numbers = np.array([float(s) for s in scalars])
@@ -57,6 +59,20 @@ def _launch(rows: Rows, scalars: Sequence[float | Tensor], flags: dict[str, Any]
     for other in others:
         other.result()
     torch.autograd.graph.increment_version([row[0] for row in rows])
+
+
+@cache
+def works() -> bool:
+    """Whether a C++ compiler is there and makes the kernel. It is asked for the usual one, which is then at hand."""
+    try:
+        _compiled(_macros(dict.fromkeys(NAMES, 0) | USUAL))
+    except (AttsvmError, OSError):  # or nothing may be run from the folder for temporary files
+        return False
+    return True
+
+
+def _macros(flags: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={int(value)}" for name, value in sorted(flags.items()))
 
 
 @cache

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def local(t: Tensor) -> Tensor:
-    if type(t) in _PLAIN:
+    if type(t) in PLAIN:
         return t
     return t.to_local() if hasattr(t, "to_local") else t  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -44,7 +44,7 @@ def gradient(param: Tensor) -> Tensor:
     grad: Any = param.grad
     if grad.layout != torch.strided:
         raise AttsvmError("mirror optimizers take dense gradients, but one is sparse: use sparse=False in Embedding.")
-    if type(param) in _PLAIN:
+    if type(param) in PLAIN:
         return grad
     placements = getattr(param, "placements", None)
     if placements is not None and grad.placements != placements:

@@ -1,0 +1,75 @@
+"""What it costs that a step on a CPU notices edited weights: its time with this watch over the time without it.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_watch.py [--forms fused] [--cases decoder] [--p 1.75] [--rounds 25]
+
+Process time of one thread, the best of some rounds. One optimizer takes all steps, so that both kinds find the same
+memory. A step without the watch leaves no signatures, so the first step after it is not timed.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from bench_optim import CPU_CASES, parameters
+
+from attsvm.optim import MirrorAdam, MirrorDescent, _base, _native
+
+
+@contextmanager
+def unwatched(form: str) -> Iterator[None]:
+    owner, name = (_native, "_compiled") if form == "fused" else (_base.MirrorOptimizer, "_shared")
+    usual = getattr(owner, name)
+    if form == "fused":
+        setattr(owner, name, lambda macros: usual((*macros, "-DWATCH=0")))
+    else:
+        setattr(owner, name, lambda *arguments: {**usual(*arguments), "watch": None})
+    try:
+        yield
+    finally:
+        setattr(owner, name, usual)
+
+
+def timed(optimizer: torch.optim.Optimizer) -> float:
+    start = time.process_time()
+    optimizer.step()
+    return time.process_time() - start
+
+
+def price(optimizer: torch.optim.Optimizer, form: str, rounds: int) -> tuple[float, float]:
+    """Seconds of a step with the watch and without it."""
+    best = [float("inf")] * 2
+    for k in range(rounds + 2):  # two to warm up
+        optimizer.step()
+        with_it = timed(optimizer)
+        with unwatched(form):
+            without = timed(optimizer)
+        if k >= 2:
+            best = [min(best[0], with_it), min(best[1], without)]
+    return best[0], best[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forms", nargs="+", choices=["fused", "foreach"], default=["fused", "foreach"])
+    parser.add_argument("--cases", nargs="+", choices=CPU_CASES, default=[*CPU_CASES])
+    parser.add_argument("--p", nargs="+", type=float, default=[1.1, 1.5, 1.75, 3.0])
+    parser.add_argument("--rounds", type=int, default=25)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, ms with and without the watch, and their ratio")
+    for form in options.forms:
+        for make in (MirrorAdam, MirrorDescent):
+            for case in options.cases:
+                for p in options.p:
+                    choice: dict[str, Any] = {form: True}
+                    optimizer = make(parameters(CPU_CASES[case], "cpu"), lr=1e-6, p=p, **choice)
+                    watched, plain = price(optimizer, form, options.rounds)
+                    times = f"{watched * 1e3:8.2f}{plain * 1e3:8.2f}{watched / plain:7.3f}"
+                    print(f"{form:8} {make.__name__:14} {case:8} p = {p:<5g}{times}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
