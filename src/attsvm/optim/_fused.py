@@ -19,9 +19,8 @@ except ImportError:  # Triton comes with CUDA builds of torch
     _triton = None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LEAST = (
-    1 << 20
-)  # entries for which a CPU's kernel is compiled unasked: it saves a millisecond per step and takes a second
+# Entries for which a CPU's kernel is compiled unasked: it saves a millisecond per step and takes a second.
+LEAST = 1 << 20
 
 F = TypeVar("F")
 Row = tuple[Tensor, ...]

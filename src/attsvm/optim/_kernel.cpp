@@ -248,13 +248,14 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
             float g = (MAXIMIZE ? -1.0f : 1.0f) * widen(grad[i]);
             Real x = LEAN ? Real(read_off(widen(weight[i]), s.exponent)) : theta[i];
             Real change = KEEP ? rest[i] : 0.0f;
+            const Real pulled = decay == 0 ? Real(0) : decay * x;  // what is infinite stays so
 #if ADAM
             if (CHAIN) g *= float(slope_of_weight(x, s.exponent));
             float m = avg[i] + weight1 * (g - avg[i]);
             float v = beta2 * avg_sq[i] + weight2 * g * g;
             avg[i] = m = keep ? m : 0.0f;
             avg_sq[i] = v = keep ? v : 0.0f;
-            change = change - decay * x - rate * m / (std::sqrt(v) + eps);
+            change = change - pulled - rate * m / (std::sqrt(v) + eps);
 #else
             float d = NORMALIZE ? g / norm : g;
             if (MOMENTUM) {
@@ -262,7 +263,7 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
                 buffer[i] = b = keep ? b : 0.0f;
                 d = NESTEROV ? d + momentum * b : b;
             }
-            change = change - decay * x - lr * d;
+            change = change - pulled - lr * d;
 #endif
             if (L1 == 1) {
                 const Real value = x + change;
