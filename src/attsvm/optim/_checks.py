@@ -44,6 +44,11 @@ def check_share(name: str, value: float) -> None:
         raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
 
 
+def check_has_values(name: str, value: Tensor) -> None:
+    if value.is_meta:
+        raise AttsvmError(f"{name} is on the meta device, without values: load the model's weights first.")
+
+
 def check_saved(state: Any, whose: str, *keys: str) -> None:
     if not isinstance(state, Mapping):
         raise AttsvmError(f"state_dict must be what {whose}.state_dict() returned, but got {describe(state)}.")

@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
-from attsvm.optim._checks import check_saved, check_share
+from attsvm.optim._checks import check_has_values, check_saved, check_share
+from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
-from attsvm.optim._shards import is_sharded, local
+from attsvm.optim._shards import is_sharded, local, through_whole
 from attsvm.optim._units import fits, root_mean_square, smallest, units_of
 
 __all__ = ["GradualPruning"]
@@ -128,8 +129,9 @@ class GradualPruning:
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
         if self._mirror is None:
-            self.optimizer.register_step_pre_hook(lambda *_: self._mask_gradients())
-            self.optimizer.register_step_post_hook(lambda *_: self._apply())
+            # A compiled step would be compiled again for every count.
+            self.optimizer.register_step_pre_hook(outside_compiled(lambda *_: self._mask_gradients()))
+            self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
         self.count = 0
         if self.first == 0 and not self.masks():  # those of a state that has been loaded stay
             self._prune(self.scheduled(0))
@@ -172,25 +174,31 @@ class GradualPruning:
 
     def state_dict(self) -> dict[str, Any]:
         """The count of steps and the masks by number. Mirror optimizers save them, too, but not every way to load
-        their state brings them back (torch.distributed.checkpoint)."""
-        masks = {i: mask for i, param in enumerate(self.params) if (mask := self._mask(param)) is not None}
+        their state brings them back: torch.distributed.checkpoint loads only what a fresh object has. So there is a
+        mask of every parameter, pruned or not."""
+        found = (self._mask(param) for param in self.params)
+        masks = {i: torch.ones_like(self.params[i], dtype=torch.bool) if m is None else m for i, m in enumerate(found)}
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
-        if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
+        saved = state_dict["masks"]
+        if any(i not in range(len(self.params)) or m.shape != self.params[i].shape for i, m in saved.items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
         if state_dict.get("with_optimizer", kept_here) != kept_here:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self.count = state_dict["count"]
-        masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
-        if self._mirror is None:
-            self._masks = masks
-        else:
-            for param, mask in masks.items():
-                self._mirror.set_mask(param, mask)
+        self._masks = {}
+        for i, mask in saved.items():
+            param, own = self.params[i], _as_mask(self.params[i], mask)
+            if self._mask(param) is None and not is_sharded(param) and own.all():  # not pruned yet
+                continue
+            if self._mirror is None:
+                self._masks[param] = own
+            else:
+                self._mirror.set_mask(param, own)
 
     def __reduce__(self) -> Any:
         raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
@@ -231,7 +239,7 @@ class GradualPruning:
             return
         sharded = any(is_sharded(param) for param in self.params)
         for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
-            scores = [unit.scores() for unit in units]
+            scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
                 scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
             pruned = smallest(scores, [unit.size for unit in units], share, sharded)
@@ -261,7 +269,8 @@ class GradualPruning:
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
         stayed = [local(param.detach()).abs()[before[param] & masks[param]] for param in self.params]
-        size = WOKEN * min((sizes[sizes > 0].min().item() for sizes in stayed if sizes.any()), default=0.0)
+        sizes = [sizes for stays in stayed if len(sizes := stays[stays > 0])]  # there may be 0 and nan, too
+        size = WOKEN * min((of_one.min().item() for of_one in sizes), default=0.0)
         together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
         for part in together:
             params = [self.params[i] for i in part]
@@ -293,8 +302,12 @@ class GradualPruning:
 
 
 def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
+    """A mask that lies as the parameter does, of `mask`, whole or sharded."""
     own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
-    return own if mask is None else own.copy_(mask)
+    if mask is not None:
+        part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
+        local(own).copy_(part)
+    return own
 
 
 def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
@@ -320,6 +333,8 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
             f"params must not be masked by torch.nn.utils.prune, but {masked} is: make that permanent first, with "
             "torch.nn.utils.prune.remove."
         )
+    for name, param in found:
+        check_has_values(name, param)
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "

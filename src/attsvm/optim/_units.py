@@ -13,13 +13,16 @@ from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._shards import is_sharded, local
 
 _MOST = 0x7F800000  # the bits of inf
+_LEAST = 1e-30  # scores of what is not pruned yet: only what is has 0
+
+Masks = Sequence[Tensor | None]
 
 
 class Unit(NamedTuple):
     """What is pruned as one: the entries, rows or heads of one parameter, or of several with their heads in common."""
 
     params: tuple[Tensor, ...]
-    scores: Callable[[], Tensor]  # one for each unit; inf for what may not be pruned yet
+    scores: Callable[[Masks], Tensor]  # given masks, one for each unit: 0 if it is pruned, inf if it may not be yet
     size: int  # entries of a unit
     masks: Callable[[Tensor], Sequence[Tensor]]  # from which units stay to masks of the parameters
 
@@ -41,13 +44,23 @@ def fits(units: Sequence[Unit], share: float) -> bool:
     return min(unit.size for unit in units) <= round(share * entries)
 
 
+def _scored(scores: Tensor, stays: Tensor | None) -> Tensor:
+    """What is pruned comes first, before what is 0 by chance: masks would grow by that otherwise."""
+    scores = scores.float().clamp(min=_LEAST)
+    return scores if stays is None else torch.where(stays, scores, 0)
+
+
+def _entry_scores(param: Tensor, masks: Masks) -> Tensor:
+    return _scored(local(param).abs(), None if masks[0] is None else local(masks[0]))
+
+
 def _entries(param: Tensor) -> Unit:
-    return Unit((param,), lambda: local(param).abs(), 1, lambda stays: (stays,))
+    return Unit((param,), lambda masks: _entry_scores(param, masks), 1, lambda stays: (stays,))
 
 
 def _two_of_four(param: Tensor) -> Unit:
-    def scores() -> Tensor:
-        size = local(param).abs()
+    def scores(masks: Masks) -> Tensor:
+        size = _entry_scores(param, masks)
         fours = size.unflatten(-1, (-1, 4))
         place = fours.argsort(dim=-1, stable=True).argsort(dim=-1)
         return torch.where(place < 2, fours, torch.inf).view(size.shape)
@@ -56,11 +69,14 @@ def _two_of_four(param: Tensor) -> Unit:
 
 
 def _rows(param: Tensor) -> Unit:
+    def scores(masks: Masks) -> Tensor:
+        stays = None if masks[0] is None else local(masks[0]).flatten(1).any(1)
+        return _scored(local(param).float().flatten(1).square().mean(1).sqrt(), stays)
+
     def masks(stays: Tensor) -> Sequence[Tensor]:
         return (stays.view(-1, *[1] * (param.ndim - 1)).expand(local(param).shape),)
 
-    size = math.prod(param.shape[1:])
-    return Unit((param,), lambda: local(param).float().flatten(1).square().mean(1).sqrt(), size, masks)
+    return Unit((param,), scores, math.prod(param.shape[1:]), masks)
 
 
 def _heads(named: list[tuple[str, Tensor]], heads: int) -> list[Unit]:
@@ -89,9 +105,12 @@ def _layer_of_heads(layer: list[Heads], heads: int) -> Unit:
     params = tuple(found.weight for found in layer)
     size = sum(param.numel() for param in params) // heads
 
-    def scores() -> Tensor:
+    def scores(masks: Masks) -> Tensor:
         sums = [found.blocks().float().square().sum((0, 2)) for found in layer]
-        return (torch.stack(sums).sum(0) / size).sqrt()
+        stays = [
+            found._replace(weight=mask).blocks().any(2).any(0) for found, mask in zip(layer, masks) if mask is not None
+        ]
+        return _scored((torch.stack(sums).sum(0) / size).sqrt(), torch.stack(stays).any(0) if stays else None)
 
     return Unit(params, scores, size, lambda stays: [found.spread(stays) for found in layer])
 

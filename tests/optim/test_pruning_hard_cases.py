@@ -1,0 +1,151 @@
+"""Pruning where masks could go wrong: zeros by chance, checkpoints of shards, compiled steps, weights that are nan."""
+
+import warnings
+
+import pytest
+import torch
+from small_task import fit_pruned, network, same
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from two_processes import run_pair
+
+from attsvm.errors import AttsvmError
+from attsvm.optim import GradualPruning, MirrorAdam, param_groups
+
+MAKERS = {"MirrorAdam": lambda groups: MirrorAdam(groups, lr=1e-2), "AdamW": lambda groups: AdamW(groups, lr=1e-2)}
+with_both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+STEPS = 40
+
+
+def start(make, **options) -> tuple[nn.Sequential, Optimizer, GradualPruning]:
+    model = network()
+    optimizer = make(param_groups(model, 1.5))
+    return model, optimizer, GradualPruning(optimizer, **{"sparsity": 0.8, "total_steps": STEPS, "every": 3} | options)
+
+
+@with_both
+@pytest.mark.parametrize("structure", [None, "2:4", "row", "head"])
+@pytest.mark.parametrize("scope", ["global", "relative"])
+def test_weights_that_are_0_by_chance_do_not_widen_the_masks(make, structure, scope) -> None:
+    """As by l1: of what is 0 the masked entries come first, and the share holds."""
+    weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    last = weight.data.view(-1, 4)[:, 2:] if structure == "2:4" else weight.data[8:]
+    last.mul_(1e-3)
+    optimizer = make([{"params": [("q_proj.weight", weight)], "p": 2.0}])
+    options = {"scope": scope, "structure": structure, "heads": 8 if structure == "head" else None}
+    pruning = GradualPruning(optimizer, 0.5, 10, start=0.1, end=0.8, every=1, params=[weight], **options)
+    for step in range(10):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        pruning.step()
+        if step == 5:
+            first = weight.data.view(-1, 4)[:, :2] if structure == "2:4" else weight.data[:8]
+            first.fill_(1e-60)  # 0 in float32
+    assert int((~pruning.masks()[weight]).sum()) == 128
+
+
+@with_both
+@pytest.mark.parametrize("at", [5, 20])
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
+def test_a_distributed_checkpoint_brings_the_masks_back(make, at, tmp_path) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def states(model: nn.Module, optimizer: Optimizer, pruning: GradualPruning) -> dict:
+        weights, state = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": state, "pruning": pruning}
+
+    whole, resumed = start(make), start(make)
+    fit_pruned(*whole, range(at))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a process that is alone
+        dcp.save(states(*whole), checkpoint_id=tmp_path / "saved", no_dist=True)
+        loaded = states(*resumed)
+        dcp.load(loaded, checkpoint_id=tmp_path / "saved", no_dist=True)
+    set_state_dict(*resumed[:2], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    fit_pruned(*whole, range(at, STEPS))
+    fit_pruned(*resumed, range(at, STEPS))
+    assert same(whole[0], resumed[0])
+    assert whole[2].achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
+@with_both
+def test_a_state_without_masks_takes_those_of_the_start_away(make) -> None:
+    before = start(make)
+    after = start(make, initial=0.5, start=0.0)
+    assert after[2].achieved() > 0.4
+    after[2].load_state_dict(before[2].state_dict())
+    assert after[2].count == 0
+    assert all(mask.all() for mask in after[2].masks().values())
+    before[2].load_state_dict(before[2].state_dict())
+    assert not before[2].masks()
+
+
+@pytest.mark.parametrize("wrong", ["0", -1, 2])
+def test_masks_with_other_numbers_are_refused(wrong) -> None:
+    *_, pruning = start(MAKERS["AdamW"])
+    with pytest.raises(AttsvmError, match="other parameters"):
+        pruning.load_state_dict({"count": 1, "masks": {wrong: torch.ones(16, 8, dtype=torch.bool)}})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in its own compiler
+def test_a_compiled_step_is_not_compiled_again_for_every_count() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model, optimizer, pruning = start(MAKERS["AdamW"], start=0.05, every=1)
+    counter = CompileCounter()
+    step, counts = torch.compile(optimizer.step, backend=counter), []
+    for k in range(12):
+        model.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        step()
+        assert not any(weight[~mask].any() for weight, mask in pruning.masks().items())
+        pruning.step()
+        counts.append(counter.frame_count if k else 0)
+    assert pruning.achieved() > 0.3
+    assert counts[-1] == counts[4]
+
+
+@with_both
+def test_weights_that_are_nan_are_no_error_of_an_exchange(make) -> None:
+    weight = nn.Parameter(torch.randn(6, 6))
+    optimizer = make([{"params": [weight], "p": 1.5}])
+    pruning = GradualPruning(optimizer, 0.8, 10, params=[weight], initial=0.5, start=0.0, every=1, regrow=0.3)
+    weight.grad = torch.full_like(weight, torch.nan)
+    optimizer.step()
+    pruning.step()
+    assert not weight[~pruning.masks()[weight]].any()
+
+
+def test_weights_without_values_are_refused() -> None:
+    model = nn.Linear(4, 4, device="meta")
+    with pytest.raises(AttsvmError, match="meta device"):
+        GradualPruning(SGD(param_groups(model), lr=0.1), 0.5, 10)
+
+
+def _sharded(rank: int) -> None:
+    """Callbacks save whole masks, once: they load into shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    from attsvm.optim._callbacks import _whole_state
+
+    for make in MAKERS.values():
+        parts = []
+        for _ in range(2):
+            model = network()
+            fully_shard(model)
+            optimizer = make(param_groups(model, 1.5))
+            parts.append((model, optimizer, GradualPruning(optimizer, 0.8, STEPS, every=3)))
+        fit_pruned(*parts[0], range(20))
+        saved = _whole_state(parts[0][2])
+        assert {i: type(mask) for i, mask in saved["masks"].items()} == {0: Tensor, 1: Tensor}
+        parts[1][2].load_state_dict(saved)
+        for (_, a), (_, b) in zip(*(part[2].masks().items() for part in parts), strict=True):
+            assert torch.equal(a.to_local(), b.to_local())
+        assert parts[1][2].count == 20
+
+
+@pytest.mark.slow
+def test_whole_masks_load_into_shards() -> None:
+    run_pair(_sharded)
