@@ -99,6 +99,17 @@ def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
         "layers.0.keys_values.linear",
         "blocks.attn.query.proj",  # MobileNetV4
         "time_mix.attention.key",  # RWKV
+        "attention.attention.projection_query",  # CvT
+        "self_attention.project_v",  # CPM-Ant
+        "attention.self.layout_key",  # LiLT
+        "attention.self.w2e_query",  # LUKE
+        "attention.qkv_proj.convolution",  # MobileViT v2
+        "layers.0.attn.att_proj",  # Bark
+        "self_attn.linear_pos",  # Conformers
+        "self_attn.relative_k_proj",
+        "attn.q.ln.linear",  # LeViT in timm
+        "stages.0.attn.qkv.c",
+        "transformer.h.attn.attn.base_layer",  # under LoRA
     ],
 )
 def test_attention_under_other_names(path):
@@ -106,6 +117,8 @@ def test_attention_under_other_names(path):
 
 
 LONE = ["value", "critic.v", "policy.k", "self_attn.linears.3", "head.attn", "body.proj", "pos_proj"]
+LONE += ["body.att_proj", "body.linear_pos", "body.projection_value", "body.convolution"]
+LONE += ["attn_block.attn.proj", "attention.attn.conv", "attention.c"]  # outputs
 
 
 @pytest.mark.parametrize("path", LONE)
@@ -124,6 +137,10 @@ def test_siblings_make_an_attention():
     assert names(kinds_of(nn.ModuleDict({"mixer": Attention("q", "k", "v", "o")})), "attention") == {
         f"mixer.{n}.weight" for n in "qkv"
     }
+    funnel = Attention("q_head", "k_head", "v_head", "post_proj")
+    assert names(kinds_of(funnel), "attention") == {f"{n}_head.weight" for n in "qkv"}
+    critic = Attention("q_head", "v_head")
+    assert not names(kinds_of(nn.ModuleDict({"attention": critic})), "attention")
 
 
 def test_what_is_no_matrix_whatever_its_shape():
@@ -132,21 +149,28 @@ def test_what_is_no_matrix_whatever_its_shape():
             super().__init__()
             self.scale = nn.Parameter(torch.ones(2, 4))
 
+    class RelativePosEmbed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.height = nn.Parameter(torch.ones(2, 4))
+
     model = nn.ModuleDict({"norm": MyRMSNorm(), "mixer": nn.Module(), "rel_attn": nn.Module()})
-    for name in ("A_log", "latents", "pe", "mixing"):
+    for name in ("A_log", "latents", "pe", "mixing", "rel_pos_h", "emb_rel_k", "clip_scale", "upscaled", "compose"):
         model["mixer"].register_parameter(name, nn.Parameter(torch.ones(4, 4)))
     for name in ("q", "r", "o"):  # XLNet
         model["rel_attn"].register_parameter(name, nn.Parameter(torch.ones(4, 2, 2)))
+    model["pos"] = RelativePosEmbed()
     model["position_embeddings"] = nn.ParameterDict()  # Reformer
     model["position_embeddings"]["weights"] = nn.ParameterList([torch.ones(4, 1, 4), torch.ones(1, 4, 4)])
     plain = nn.Parameter(torch.ones(4, 4))
     plain._no_weight_decay = True
     model["mixer"].register_parameter("states", plain)
     assert kinds_of(model) == {
-        **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states"), "vectors"),
-        **dict.fromkeys(("mixer.latents", "mixer.pe"), "embeddings"),
+        **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states", "mixer.clip_scale"), "vectors"),
+        **dict.fromkeys((f"mixer.{name}" for name in ("latents", "pe", "rel_pos_h", "emb_rel_k")), "embeddings"),
+        "pos.height": "embeddings",
         **dict.fromkeys((f"position_embeddings.weights.{k}" for k in range(2)), "embeddings"),
-        **dict.fromkeys(("mixer.mixing", "rel_attn.o"), "matrices"),
+        **dict.fromkeys(("mixer.mixing", "mixer.upscaled", "mixer.compose", "rel_attn.o"), "matrices"),
         **dict.fromkeys(("rel_attn.q", "rel_attn.r"), "attention"),
     }
 
