@@ -14,15 +14,17 @@ from torch.nn.utils import prune as torch_prune
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path, one_line
-from attsvm.optim._checks import check_share
+from attsvm.optim._checks import check_has_values, check_share
 from attsvm.optim._groups import matrices_of
 from attsvm.optim._heads import Heads, heads_of, layer_of
+from attsvm.optim._shards import is_sharded
 from attsvm.optim._units import smallest
 
 __all__ = ["SparsityReport", "SparsityRow", "export", "load_export", "prune", "sparsity_report"]
 
 _BITS, _VALUES = ".bits", ".values"
 _FORMAT = "attsvm bitmap 1"
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SparsityRow(NamedTuple):
@@ -90,7 +92,7 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         if attention and not found:
             raise AttsvmError(f"heads must be the number of attention heads, but no matrix has {heads}.")
     for name, w, _ in matrices:
-        sizes = w.float().abs().flatten().sort().values
+        sizes = (w.abs() if w.is_complex() else w.float().abs()).flatten().sort().values
         count, n = int((sizes == 0).sum()), len(sizes)
         total = sizes.double().sum()
         # Σ (2i − n − 1) x_i / (n Σ x_i) of the sorted sizes
@@ -111,6 +113,11 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None, st
     _check_model(model)
     masks = dict(model.named_buffers())
     for name, weight, kind in matrices_of(model):
+        _check_values(name, weight)
+        if not (weight.is_floating_point() or weight.is_complex()):
+            raise AttsvmError(
+                f"{name} is {weight.dtype}, in which 0 need not mean a weight of 0: do this before quantising."
+            )
         used = name.removesuffix("_orig")
         mask = masks.get(f"{used}_mask") if used != name else None
         yield name if mask is None else used, weight, mask, kind
@@ -123,6 +130,17 @@ def _used(weight: Tensor, mask: Tensor | None) -> Tensor:
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise AttsvmError(f"model must be a torch.nn.Module, but got a {type(model).__name__}: pass the module itself.")
+
+
+def _check_values(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise AttsvmError(f"{name} must be a tensor, but it is a {type(value).__name__}: leave it out of the model.")
+    check_has_values(name, value)
+    if is_sharded(value):
+        raise AttsvmError(f"{name} is sharded: gather the model's weights first.")
+    if value.layout != torch.strided or value.is_quantized:
+        kind = "quantised" if value.is_quantized else value.layout
+        raise AttsvmError(f"{name} is {kind}: convert it to a dense floating-point tensor first.")
 
 
 def _told_heads(named: list[tuple[str, Tensor]], heads: int) -> dict[str, Heads]:
@@ -167,6 +185,9 @@ def prune(
     found = list(_matrices(model))
     if not found:
         raise AttsvmError("model must have a matrix to prune, but it has none.")
+    for name, weight, _, _ in found:
+        if weight.dtype.itemsize == 1:
+            raise AttsvmError(f"{name} is {weight.dtype}, in which torch sets no entries: prune before quantising.")
     named = [(name, weight) for name, weight, _, _ in found]
     sizes = [_used(weight, mask).abs().float() for _, weight, mask, _ in found]
     if inputs is None:
@@ -228,7 +249,7 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
 
     Weights that torch.nn.utils.prune masks are written as they are used. With `compressed` a matrix is stored as a
     bitmap and its non-zero entries if that is smaller: at 95% zeros a float32 matrix takes 8% of its size.
-    :func:`load_export` reads these files.
+    :func:`load_export` reads these files; −0 comes back as 0, all else bit for bit.
     """
     from safetensors.torch import save_file
 
@@ -243,6 +264,7 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
     shapes: dict[str, str] = {}
     found = {}
     for name, value in tensors.items():
+        _check_values(name, value)
         value = value.detach().cpu().contiguous()
         kept = (
             int((value != 0).sum()) if compressed and value.is_floating_point() and value.ndim >= 2 else value.numel()
@@ -254,7 +276,10 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
         else:
             found[name] = value.clone()  # tied weights share memory, which the format refuses
     with atomic_path(path) as temporary:
-        save_file(found, temporary, metadata={"format": _FORMAT if compressed else "pt", **shapes})
+        try:
+            save_file(found, temporary, metadata={"format": _FORMAT if compressed else "pt", **shapes})
+        except KeyError as error:  # a dtype that the format has not
+            raise AttsvmError(f"safetensors does not hold tensors of {error.args[0]}: convert them first.") from error
     return Path(path).stat().st_size
 
 
@@ -277,9 +302,13 @@ def _weights_of(file: Any) -> dict[str, Tensor]:
             name = key.removesuffix(_BITS)
             shape = [int(n) for n in shapes[name].split(",")]
             values = file.get_tensor(name + _VALUES)
-            flat = values.new_zeros(torch.Size(shape).numel())
-            flat[_unpacked(file.get_tensor(key), len(flat))] = values
-            found[name] = flat.view(shape)
+            as_bits = _WORDS[values.element_size()]  # torch indexes them in every dtype
+            flat = torch.zeros(torch.Size(shape).numel(), dtype=as_bits)
+            bits = _unpacked(file.get_tensor(key), len(flat))
+            if int(bits.sum()) != len(values):
+                raise AttsvmError(f"{name} has {int(bits.sum())} non-zero entries, but {len(values)} values.")
+            flat[bits] = values.view(as_bits)
+            found[name] = flat.view(values.dtype).view(shape)
         elif not (key.endswith(_VALUES) and key.removesuffix(_VALUES) in shapes):
             found[key] = file.get_tensor(key)
     return found
