@@ -1,6 +1,9 @@
 """Pruning where masks could go wrong: zeros by chance, checkpoints of shards, compiled steps, weights that are nan."""
 
+import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from two_processes import run_pair
 
 from attsvm.errors import AttsvmError
-from attsvm.optim import GradualPruning, MirrorAdam, param_groups
+from attsvm.optim import GradualPruning, MirrorAdam, _units, param_groups
 
 MAKERS = {"MirrorAdam": lambda groups: MirrorAdam(groups, lr=1e-2), "AdamW": lambda groups: AdamW(groups, lr=1e-2)}
 with_both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
@@ -41,6 +44,7 @@ def test_weights_that_are_0_by_chance_do_not_widen_the_masks(make, structure, sc
         if step == 5:
             first = weight.data.view(-1, 4)[:, :2] if structure == "2:4" else weight.data[:8]
             first.fill_(1e-60)  # 0 in float32
+            first[::2] = 0
     assert int((~pruning.masks()[weight]).sum()) == 128
 
 
@@ -124,6 +128,62 @@ def test_weights_without_values_are_refused() -> None:
         GradualPruning(SGD(param_groups(model), lr=0.1), 0.5, 10)
 
 
+class Ranks:
+    """What `smallest` asks of torch.distributed, by threads."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.own = number, threading.local()
+        self.barrier, self.slots = threading.Barrier(number, timeout=20), [torch.empty(0)] * number
+
+    def get_rank(self) -> int:
+        return self.own.rank
+
+    def get_world_size(self) -> int:
+        return self.number
+
+    def all_gather(self, found: list[Tensor], value: Tensor) -> None:
+        self.slots[self.own.rank] = value.clone()
+        self.barrier.wait()
+        for into, slot in zip(found, self.slots):
+            into.copy_(slot)
+        self.barrier.wait()
+
+    def all_reduce(self, value: Tensor) -> None:
+        parts = [torch.empty_like(value) for _ in range(self.number)]
+        self.all_gather(parts, value)
+        value.copy_(sum(parts))
+
+    def run(self, work: Callable[[int], list[Tensor]]) -> list[list[Tensor]]:
+        def member(rank: int) -> list[Tensor]:
+            self.own.rank = rank
+            return work(rank)
+
+        with ThreadPoolExecutor(self.number) as threads:
+            return list(threads.map(member, range(self.number)))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 2, 1)])
+def test_shards_lose_what_the_whole_loses_with_ties_and_copies(share, sizes, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = [torch.randint(1, 5, (n,), generator=generator).float() for n in (13, 8, 9)]
+    ends = (5, 0)  # of what the first rank has of two; the third is on both
+    ranks = Ranks(2)
+    monkeypatch.setattr(_units, "dist", ranks)
+
+    def on(rank: int) -> list[Tensor]:
+        parts = [score[:first] if rank == 0 else score[first:] for score, first in zip(scores, ends)]
+        return _units.smallest([*parts, scores[2]], sizes, share, [rank, rank, 0])
+
+    marks, (first, second) = _units.smallest(scores, sizes, share), ranks.run(on)
+    for k in range(2):
+        assert torch.equal(torch.cat([first[k], second[k]]), marks[k])
+    assert torch.equal(first[2], marks[2])
+    assert torch.equal(second[2], marks[2])
+    total = sum(size * len(score) for size, score in zip(sizes, scores))
+    assert 0 <= round(share * total) - sum(int(m.sum()) * size for m, size in zip(marks, sizes)) < max(sizes)
+
+
 def _sharded(rank: int) -> None:
     """Callbacks save whole masks, once: they load into shards."""
     from torch.distributed.fsdp import fully_shard
@@ -144,6 +204,35 @@ def _sharded(rank: int) -> None:
         for (_, a), (_, b) in zip(*(part[2].masks().items() for part in parts), strict=True):
             assert torch.equal(a.to_local(), b.to_local())
         assert parts[1][2].count == 20
+
+
+def _partly_sharded(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    for options in ({}, {"scope": "layer"}, {"structure": "row", "sparsity": 0.5}):
+        zeros = []
+        for how in ("whole", "first layer", "all"):
+            model = network(torch.bfloat16)  # with many weights of one size
+            if how != "whole":
+                fully_shard(model[0] if how == "first layer" else model, mesh=mesh)
+            optimizer = AdamW(param_groups(model), lr=1e-2)
+            settings = {"sparsity": 0.8, "total_steps": STEPS, "every": 3, **options}
+            fit_pruned(model, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
+            weights = [layer.weight.detach() for layer in (model[0], model[2])]
+            zeros.append([getattr(weight, "full_tensor", lambda w=weight: w)() == 0 for weight in weights])
+        assert all(torch.equal(a, b) for parts in zeros[1:] for a, b in zip(zeros[0], parts))
+    columns = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(1)]))
+    for structure in ("row", "2:4"):
+        with pytest.raises(AttsvmError, match=r"whole rows|multiple of 4"):
+            GradualPruning(SGD([columns], lr=0.1), 0.5, 10, structure=structure, params=[columns])
+
+
+@pytest.mark.slow
+def test_parameters_may_be_sharded_in_part_and_have_ties() -> None:
+    run_pair(_partly_sharded)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from attsvm.optim._checks import check_has_values, check_saved, check_share
 from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
-from attsvm.optim._shards import is_sharded, local, through_whole
+from attsvm.optim._shards import is_sharded, local, owner, through_whole
 from attsvm.optim._units import fits, root_mean_square, smallest, units_of
 
 __all__ = ["GradualPruning"]
@@ -181,7 +181,8 @@ class GradualPruning:
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
+        """Continue from :meth:`state_dict`; load the optimizer's own state as well. Where pruning begins at the start,
+        torch.distributed.checkpoint needs that state loaded before this object is made."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
         saved = state_dict["masks"]
         if any(i not in range(len(self.params)) or m.shape != self.params[i].shape for i, m in saved.items()):
@@ -242,7 +243,8 @@ class GradualPruning:
             scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
                 scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
-            pruned = smallest(scores, [unit.size for unit in units], share, sharded)
+            owners = [owner(unit.params[0]) for unit in units] if sharded else None
+            pruned = smallest(scores, [unit.size for unit in units], share, owners)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
                     before = self._mask(param)

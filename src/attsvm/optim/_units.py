@@ -32,8 +32,13 @@ def units_of(named: list[tuple[str, Tensor]], structure: str | None, heads: int 
         return _heads(named, heads)
     made = []
     for name, param in named:
-        if structure == "2:4" and param.shape[-1] % 4:
-            raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {param.shape}.')
+        shape = tuple(local(param).shape)
+        if structure == "2:4" and shape[-1] % 4:
+            raise AttsvmError(f'structure="2:4" needs rows of a multiple of 4 entries, but {name} is {shape}.')
+        if structure == "row" and shape[1:] != param.shape[1:]:
+            raise AttsvmError(
+                f'structure="row" needs whole rows, but of {name} a rank has {shape}: leave it out of params.'
+            )
         made.append({None: _entries, "2:4": _two_of_four, "row": _rows}[structure](param))
     return made
 
@@ -115,20 +120,33 @@ def _layer_of_heads(layer: list[Heads], heads: int) -> Unit:
     return Unit(params, scores, size, lambda stays: [found.spread(stays) for found in layer])
 
 
-def smallest(scores: Sequence[Tensor], sizes: Sequence[int], share: float, sharded: bool = False) -> list[Tensor]:
+def smallest(
+    scores: Sequence[Tensor], sizes: Sequence[int], share: float, owners: Sequence[int] | None = None
+) -> list[Tensor]:
     """Marks of the units with the smallest scores, which together have the share of all entries, rounded.
 
     Scores are at least 0; nan counts as the largest. By bisection over the bits of the threshold, so that nothing is
-    sorted or gathered, and shards of one parameter need exchange no more than counts.
+    sorted or gathered, and shards of one parameter need exchange no more than counts. Of shards `owners` are the ranks
+    that count them.
     """
     bits = [score.float().abs().contiguous().view(torch.int32) for score in scores]  # a nan may have a sign
-    total = _sum(sum(b.numel() * size for b, size in zip(bits, sizes)), bits[0].device, sharded)
-    wanted = round(share * total)
+    device = bits[0].device
+    rank = 0 if owners is None else dist.get_rank()
+    owners = [0] * len(bits) if (alone := owners is None) else owners
+    counted = [(b, size) for b, size, owner in zip(bits, sizes, owners) if owner == rank]
+
+    def summed(value: int) -> int:
+        if alone:
+            return value
+        count = torch.tensor(value, device=device)
+        dist.all_reduce(count)
+        return int(count)
 
     def entries(threshold: int) -> int:
-        found = sum(((b <= threshold).sum() * size for b, size in zip(bits, sizes)), torch.zeros((), dtype=torch.int64))
-        return _sum(int(found), bits[0].device, sharded)
+        found = ((b <= threshold).sum().to(device) * size for b, size in counted)
+        return summed(int(sum(found, torch.zeros((), dtype=torch.int64, device=device))))
 
+    wanted = round(share * summed(sum(b.numel() * size for b, size in counted)))
     low, high = -1, _MOST - 1  # entries(low) ≤ wanted; what scores inf is never marked
     if entries(high) <= wanted:
         return [b <= high for b in bits]
@@ -137,20 +155,18 @@ def smallest(scores: Sequence[Tensor], sizes: Sequence[int], share: float, shard
         low, high = (middle, high) if entries(middle) <= wanted else (low, middle)
     marks = [b <= low for b in bits]
     left = wanted - entries(low)
-    if not sharded:  # of those that are as large as the first one kept, the first ones
-        for mark, b, size in zip(marks, bits, sizes):
-            ties = (b == high).flatten().nonzero().flatten()[: left // size]
-            mark.view(-1)[ties] = True
-            left -= len(ties) * size
+    # Of those that are as large as the first one kept, the first ones.
+    ties = [(b == high).flatten().nonzero().flatten() for b in bits]
+    counts = torch.tensor([len(tie) if owner == rank else 0 for tie, owner in zip(ties, owners)], device=device)
+    by_rank = [counts]
+    if not alone:
+        by_rank = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+        dist.all_gather(by_rank, counts)
+    for mark, tie, size, owner, of_ranks in zip(marks, ties, sizes, owners, torch.stack(by_rank, 1).tolist()):
+        taken = min(left // size, sum(of_ranks))
+        mark.view(-1)[tie[: max(taken - sum(of_ranks[:owner]), 0)]] = True
+        left -= taken * size
     return marks
-
-
-def _sum(value: int, device: torch.device, sharded: bool) -> int:
-    if not sharded:
-        return value
-    count = torch.tensor(value, device=device)
-    dist.all_reduce(count)
-    return int(count)
 
 
 def root_mean_square(params: Sequence[Tensor], sharded: bool) -> Tensor:
