@@ -85,11 +85,25 @@ def test_a_state_without_masks_takes_those_of_the_start_away(make) -> None:
     assert not before[2].masks()
 
 
-@pytest.mark.parametrize("wrong", ["0", -1, 2])
-def test_masks_with_other_numbers_are_refused(wrong) -> None:
+@pytest.mark.parametrize(
+    "masks", [{"0": torch.ones(16, 8)}, {-1: torch.ones(2, 16)}, {0: 1}, [torch.ones(16, 8)], None]
+)
+def test_masks_with_other_numbers_or_of_other_kinds_are_refused(masks) -> None:
     *_, pruning = start(MAKERS["AdamW"])
     with pytest.raises(AttsvmError, match="other parameters"):
-        pruning.load_state_dict({"count": 1, "masks": {wrong: torch.ones(16, 8, dtype=torch.bool)}})
+        pruning.load_state_dict({"count": 1, "masks": masks})
+    for count in ("x", 1.5, -1):
+        with pytest.raises(AttsvmError, match="the saved count must be a whole number"):
+            pruning.load_state_dict({"count": count, "masks": {}})
+    assert pruning.count == 0
+
+
+def test_what_is_pruned_are_parameters_and_steps_may_be_a_tensor() -> None:
+    weight = nn.Parameter(torch.randn(4, 4))
+    with pytest.raises(AttsvmError, match="params must be parameters or a module, but got 5"):
+        GradualPruning(SGD([weight], lr=0.1), 0.5, 10, params=5)
+    pruning = GradualPruning(SGD([weight], lr=0.1), 0.5, torch.tensor(100), params=[weight])
+    assert (pruning.first, pruning.last) == (20, 75)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in its own compiler

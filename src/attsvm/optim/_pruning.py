@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -107,7 +108,7 @@ class GradualPruning:
                 f"optimizer must be the optimizer that trains the model, but got a {type(self.optimizer).__name__}."
             )
         self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
-        self.first, self.last = round(start * total_steps), round(end * total_steps)
+        self.first, self.last = (round(share * operator.index(total_steps)) for share in (start, end))
         self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
         if regrow > 0 and self.every >= self.last - self.first:
             raise AttsvmError(
@@ -184,13 +185,13 @@ class GradualPruning:
         """Continue from :meth:`state_dict`; load the optimizer's own state as well. Where pruning begins at the start,
         torch.distributed.checkpoint needs that state loaded before this object is made."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
-        saved = state_dict["masks"]
-        if any(i not in range(len(self.params)) or m.shape != self.params[i].shape for i, m in saved.items()):
+        saved, shapes = state_dict["masks"], {i: param.shape for i, param in enumerate(self.params)}
+        if not isinstance(saved, Mapping) or any(getattr(m, "shape", 0) != shapes.get(i) for i, m in saved.items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
         if state_dict.get("with_optimizer", kept_here) != kept_here:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
-        self.count = state_dict["count"]
+        self.count = as_count("the saved count", state_dict["count"], least=0)
         self._masks = {}
         for i, mask in saved.items():
             param, own = self.params[i], _as_mask(self.params[i], mask)
@@ -317,6 +318,8 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
     ours = ("attention",) if structure == "head" else ("attention", "matrices", "heads")
     wanted: dict[int, str] | None = None
     if params is not None:
+        if not isinstance(params, nn.Module | Iterable):
+            raise AttsvmError(f"params must be parameters or a module, but got {params!r}.")
         listed = params.named_parameters() if isinstance(params, nn.Module) else params
         pairs = (entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry) for entry in listed)
         wanted = {id(param): name for name, param in pairs}
