@@ -1,5 +1,7 @@
 """Reports, one-shot pruning and files of sparse models."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -257,6 +259,8 @@ def test_weights_without_plain_values_are_refused(tmp_path):
         (write, empty, "meta device"),
         (write, Extra(4, 4), "_extra_state must be a tensor"),
         (write, sparse, r"weight is torch\.sparse_coo"),
+        (write, nn.LazyLinear(4), "weight has no shape yet"),
+        (lambda model: prune(model, 0.5, inputs=5), exact, "inputs must be batches"),
         (write, exact, r"tensors of torch\.complex128"),
     ):
         with pytest.raises(AttsvmError, match=what):
@@ -264,6 +268,25 @@ def test_weights_without_plain_values_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     assert sparsity_report(small).zeros < 0.1
     assert write(codes) > 64
+
+
+def test_parametrized_weights_are_reported_as_they_are_used():
+    for wrap, share in ((nn.utils.parametrizations.weight_norm, 0.5), (nn.utils.parametrizations.spectral_norm, 0.5)):
+        model = nn.Sequential(wrap(nn.Linear(8, 8)))
+        prune(model, share)
+        assert sparsity_report(model).zeros == (model[0].weight == 0).double().mean() == share
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match=r"original has zeros, but what is made of it has none there: remove"):
+        prune(model, 0.5)
+    assert sparsity_report(model).zeros == (model.weight == 0).double().mean() < 0.1
+
+
+def test_nan_is_not_reported_as_0():
+    model = nn.Linear(4, 4)
+    model.weight.data[0, 0] = torch.nan
+    row = sparsity_report(model).rows[0]
+    assert math.isnan(row.gini)
+    assert math.isnan(row.cut)
 
 
 def test_complex_weights_go_by_their_size():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from attsvm.checks import as_count
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.files import atomic_path, one_line
-from attsvm.optim._checks import check_has_values, check_share
-from attsvm.optim._groups import matrices_of
+from attsvm.optim._checks import check_has_shape, check_has_values, check_share
+from attsvm.optim._groups import in_use, matrices_of
 from attsvm.optim._heads import Heads, heads_of, layer_of
 from attsvm.optim._shards import is_sharded
 from attsvm.optim._units import smallest
@@ -84,7 +85,7 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
     if not isinstance(further, Real) or not 0 <= further <= 1:
         raise AttsvmError(f"further must be a share, from 0 to 1, but got {further!r}.")
     rows, zeros, entries = [], 0, 0
-    matrices = [(name, _used(weight, mask), kind) for name, weight, mask, kind in _matrices(model)]
+    matrices = [(name, _used(in_use(model, name, weight), mask), kind) for name, weight, mask, kind in _matrices(model)]
     found = {}
     if heads is not None:
         attention = [(name, w) for name, w, kind in matrices if kind == "attention"]
@@ -97,12 +98,12 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         total = sizes.double().sum()
         # Σ (2i − n − 1) x_i / (n Σ x_i) of the sorted sizes
         places = 2 * torch.arange(1, n + 1, device=sizes.device) - n - 1
-        gini = float((places * sizes.double()).sum() / (n * total)) if total > 0 else 0.0
+        gini = float((places * sizes.double()).sum() / (n * total)) if total != 0 else 0.0
         lost = sizes[count : count + round(further * (n - count))].double().square().sum()
         norm = sizes.double().square().sum()
         told = found.get(name)
         by_head = () if told is None else tuple((told.blocks() == 0).float().mean((0, 2)).tolist())
-        cost = float((lost / norm).sqrt()) if norm > 0 else 0.0
+        cost = float((lost / norm).sqrt()) if norm != 0 else 0.0
         rows.append(SparsityRow(name, tuple(w.shape), count / max(n, 1), gini, cost, by_head))
         zeros, entries = zeros + count, entries + n
     return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
@@ -135,6 +136,7 @@ def _check_model(model: Any) -> None:
 def _check_values(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise AttsvmError(f"{name} must be a tensor, but it is a {type(value).__name__}: leave it out of the model.")
+    check_has_shape(name, value)
     check_has_values(name, value)
     if is_sharded(value):
         raise AttsvmError(f"{name} is sharded: gather the model's weights first.")
@@ -178,6 +180,8 @@ def prune(
     check_share("sparsity", sparsity)
     if scope not in ("global", "layer"):
         raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
+    if not isinstance(inputs, Iterable | None):
+        raise AttsvmError(f"inputs must be batches, as a list of tensors, but got {describe(inputs)}.")
     if inputs is not None and scope != "global":
         raise AttsvmError(
             "scope is for cuts by size: leave it out with inputs, by which every row loses the same share."
@@ -206,13 +210,19 @@ def prune(
                 pruned.append(order < round(sparsity * size.shape[1]))
             else:
                 pruned += smallest([size], [1], sparsity)
-    for (_, weight), mark in zip(named, pruned):
+    for (name, weight), mark in zip(named, pruned):
         if keep_masks:
             places = [(m, own) for m in model.modules() for own, w in [*m._parameters.items()] if w is weight]
             for module, own in places:  # a tied weight has several
                 torch_prune.custom_from_mask(module, own.removesuffix("_orig"), ~mark)
         else:
             weight.masked_fill_(mark, 0)
+        made = in_use(model, name, weight)
+        if made is not weight and made[mark].any():
+            warnings.warn(
+                f"{name} has zeros, but what is made of it has none there: remove the parametrization before pruning.",
+                stacklevel=2,
+            )
     return {name: ~mark if mask is None else ~mark & (mask != 0) for (name, _, mask, _), mark in zip(found, pruned)}
 
 

@@ -9,11 +9,10 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import SGD, AdamW, Optimizer
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_p
+from attsvm.optim._checks import check_has_shape, check_p
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import MirrorDescent
 from attsvm.optim._mirror_muon import MirrorMuon
@@ -171,6 +170,13 @@ def matrices_of(model: nn.Module) -> list[tuple[str, Tensor, str]]:
     return [entry for entry in _sorted_parameters(model, {}, frozen=True) if entry[2] in ("attention", "matrices")]
 
 
+def in_use(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """What torch.nn.utils.parametrize makes of a weight, if it is of the same shape; else the weight."""
+    found = _PARAMETRIZED.search(name)
+    made = weight if found is None else getattr(model.get_submodule(name[: found.start()]), found[1])
+    return made if made.shape == weight.shape else weight
+
+
 def _check_options(options: Mapping[str, Any], of_kinds: Mapping[str, Any]) -> None:
     wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
     if wrong is not None:
@@ -209,8 +215,7 @@ def _sorted_parameters(
     for path, module in modules.items():
         for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{own}" if path else own
-            if is_lazy(param):
-                raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
+            check_has_shape(name, param)
             if param.requires_grad or frozen:
                 owner = modules[_PARAMETRIZED.sub("", name)] if _PARAMETRIZED.search(name) else module
                 found.setdefault(param, {})[name] = _kind(name, owner, param, modules)
