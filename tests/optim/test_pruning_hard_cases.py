@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from small_task import fit_pruned, network, same
+from small_task import fit_pruned, loss_of, network, same
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from two_processes import run_pair
@@ -71,6 +71,42 @@ def test_a_distributed_checkpoint_brings_the_masks_back(make, at, tmp_path) -> N
     fit_pruned(*resumed, range(at, STEPS))
     assert same(whole[0], resumed[0])
     assert whole[2].achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
+@with_both
+@pytest.mark.parametrize("regrow", [0.0, 0.3])
+def test_accelerate_saves_and_restores_it_between_accumulated_steps(make, regrow, tmp_path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def prepared() -> tuple:
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerate.state.GradientState._reset_state()
+        accelerator = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True)
+        model = network()
+        model, optimizer = accelerator.prepare(model, make(param_groups(model, 1.5)))
+        pruning = GradualPruning(optimizer, 0.8, STEPS // 2, every=2, regrow=regrow)
+        accelerator.register_for_checkpointing(pruning)
+        return accelerator, model, optimizer, pruning
+
+    def steps(accelerator, model, optimizer, pruning, numbers: range) -> None:
+        for step in numbers:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, step))
+                optimizer.step()
+                pruning.step()
+                optimizer.zero_grad()
+
+    whole = prepared()
+    steps(*whole, range(20))
+    whole[0].save_state(str(tmp_path / "state"))
+    steps(*whole, range(20, STEPS))
+    resumed = prepared()
+    resumed[0].load_state(str(tmp_path / "state"))
+    assert resumed[3].count == 10
+    steps(*resumed, range(20, STEPS))
+    assert same(whole[1], resumed[1])
+    assert resumed[3].count == STEPS // 2
+    assert resumed[3].achieved() == pytest.approx(0.8, abs=1 / 160)
 
 
 @with_both
