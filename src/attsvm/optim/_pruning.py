@@ -262,7 +262,7 @@ class GradualPruning:
             raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
         # A part of the model that had no part in this step, such as an idle expert, has none.
         gradients = [local(torch.zeros_like(param) if param.grad is None else param.grad) for param in self.params]
-        done = (self.count - self.first) / max(self.last - self.first, 1)
+        done = (self.count - self.first) / (self.last - self.first)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
         # No more is dropped than can be taken back: nothing while no weight has been pruned before.
         out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
