@@ -172,6 +172,30 @@ def test_weights_that_are_nan_are_no_error_of_an_exchange(make) -> None:
     assert not weight[~pruning.masks()[weight]].any()
 
 
+def test_of_weights_that_are_all_0_a_tenth_is_0() -> None:
+    weight = nn.Parameter(torch.zeros(6, 6))
+    optimizer = MirrorAdam([weight], lr=0.0, p=1.5)
+    pruning = GradualPruning(optimizer, 0.8, 10, params=[weight], initial=0.5, start=0.0, every=1, regrow=0.3)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    pruning.step()
+    assert not weight.any()
+
+
+@pytest.mark.parametrize("other", [None, torch.ones(8, 8)])
+def test_a_head_of_which_one_part_is_masked_stays_by_what_is_left(other) -> None:
+    matrices = {name: nn.Parameter(torch.ones(8, 8)) for name in ("q_proj.weight", "k_proj.weight")}
+    query, key = matrices.values()
+    optimizer = MirrorAdam([query, key], lr=0.0, p=1.5)
+    optimizer.set_mask(query, (torch.arange(8) > 1)[:, None].expand(8, 8))  # the first head
+    optimizer.set_mask(key, other)
+    key.data[:2] = 10
+    key.data[4:6] = 0.5  # the third
+    options = {"structure": "head", "heads": 4, "start": 0.0, "end": 0.0}
+    GradualPruning(optimizer, 0.25, 10, params=matrices.items(), **options)
+    assert [bool(head.any()) for head in key.detach().split(2)] == [True, True, False, True]
+
+
 def test_weights_without_values_are_refused() -> None:
     model = nn.Linear(4, 4, device="meta")
     with pytest.raises(AttsvmError, match="meta device"):

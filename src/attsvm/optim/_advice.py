@@ -54,7 +54,7 @@ def starting_lr(
     check_lr(lr)
     check_p(p)
     if p == 2:
-        return lr.clone() if isinstance(lr, Tensor) else lr  # groups that share a tensor would be scheduled as one
+        return lr * 1  # of a tensor a copy: groups that share one would be scheduled as one
     if isinstance(weights, Real):
         size = float(weights)
         mobility = size ** (2 - p) if 0 < size < math.inf else math.nan  # |w|^(2−p) of a typical weight

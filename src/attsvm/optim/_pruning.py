@@ -134,7 +134,7 @@ class GradualPruning:
             self.optimizer.register_step_pre_hook(outside_compiled(lambda *_: self._mask_gradients()))
             self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
         self.count = 0
-        if self.first == 0 and not self.masks():  # those of a state that has been loaded stay
+        if self.first == 0:  # of a state that has been loaded the masks are enough, and stay
             self._prune(self.scheduled(0))
 
     def scheduled(self, count: int) -> float:
@@ -271,9 +271,8 @@ class GradualPruning:
             return
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
-        stayed = [local(param.detach()).abs()[before[param] & masks[param]] for param in self.params]
-        sizes = [sizes for stays in stayed if len(sizes := stays[stays > 0])]  # there may be 0 and nan, too
-        size = WOKEN * min((of_one.min().item() for of_one in sizes), default=0.0)
+        sizes = [local(param.detach()).abs() for param in self.params]
+        size = WOKEN * min((kept.min().item() for each in sizes if len(kept := each[each > 0])), default=0.0)
         together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
         for part in together:
             params = [self.params[i] for i in part]

@@ -112,10 +112,11 @@ def _layer_of_heads(layer: list[Heads], heads: int) -> Unit:
 
     def scores(masks: Masks) -> Tensor:
         sums = [found.blocks().float().square().sum((0, 2)) for found in layer]
-        stays = [
-            found._replace(weight=mask).blocks().any(2).any(0) for found, mask in zip(layer, masks) if mask is not None
-        ]
-        return _scored((torch.stack(sums).sum(0) / size).sqrt(), torch.stack(stays).any(0) if stays else None)
+        score, stays = (torch.stack(sums).sum(0) / size).sqrt(), None
+        if not any(mask is None for mask in masks):
+            kept = [found._replace(weight=mask).blocks().any((0, 2)) for found, mask in zip(layer, masks)]
+            stays = torch.stack(kept).any(0)
+        return _scored(score, stays)
 
     return Unit(params, scores, size, lambda stays: [found.spread(stays) for found in layer])
 
