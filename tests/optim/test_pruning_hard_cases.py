@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from two_processes import run_pair
 
 from attsvm.errors import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import GradualPruning, MirrorAdam, _units, param_groups
 
 MAKERS = {"MirrorAdam": lambda groups: MirrorAdam(groups, lr=1e-2), "AdamW": lambda groups: AdamW(groups, lr=1e-2)}
@@ -161,6 +162,33 @@ def test_a_compiled_step_is_not_compiled_again_for_every_count() -> None:
     assert counts[-1] == counts[4]
 
 
+FORMS = [(form, dtype) for form in ("foreach", "single") for dtype in (torch.float32, torch.bfloat16)]
+FORMS += [("fused", torch.bfloat16)] if compiler() else []
+
+
+@pytest.mark.parametrize(("form", "dtype"), FORMS, ids=str)
+@pytest.mark.parametrize("make", [MirrorAdam, AdamW])
+def test_zeros_are_exact_in_every_form_and_where_steps_are_skipped(make, dtype, form) -> None:
+    model = network(dtype)
+    groups = [group for group in param_groups(model, 1.1) if group["name"] == "matrices"]
+    optimizer = make(groups, lr=1e-2, **({"foreach": False} if form == "single" else {form: True}))
+    pruning = GradualPruning(optimizer, 0.8, STEPS, every=3, regrow=0.2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        if step % 6 == 5:  # also where masks are changed
+            model[0].weight.grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        pruning.step()
+        for weight, mask in pruning.masks().items():
+            states = [v for k, v in optimizer.state[weight].items() if k != "mask" and v.shape == weight.shape]
+            assert not any(value[~mask].any() for value in (weight.detach(), *states))
+    assert all(weight.isfinite().all() for weight in model.parameters())
+    assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
+
+
 @with_both
 def test_weights_that_are_nan_are_no_error_of_an_exchange(make) -> None:
     weight = nn.Parameter(torch.randn(6, 6))
@@ -288,13 +316,14 @@ def _partly_sharded(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     for options in ({}, {"scope": "layer"}, {"structure": "row", "sparsity": 0.5}):
         zeros = []
-        for how in ("whole", "first layer", "all"):
+        for how in ("whole", "first layer", "all", "copies"):
             model = network(torch.bfloat16)  # with many weights of one size
-            if how != "whole":
+            if how in ("first layer", "all"):
                 fully_shard(model[0] if how == "first layer" else model, mesh=mesh)
-            optimizer = AdamW(param_groups(model), lr=1e-2)
+            trained = nn.parallel.DistributedDataParallel(model) if how == "copies" else model
+            optimizer = AdamW(param_groups(trained), lr=1e-2)
             settings = {"sparsity": 0.8, "total_steps": STEPS, "every": 3, **options}
-            fit_pruned(model, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
+            fit_pruned(trained, optimizer, GradualPruning(optimizer, **settings), range(STEPS))
             weights = [layer.weight.detach() for layer in (model[0], model[2])]
             zeros.append([getattr(weight, "full_tensor", lambda w=weight: w)() == 0 for weight in weights])
         assert all(torch.equal(a, b) for parts in zeros[1:] for a, b in zip(zeros[0], parts))
