@@ -105,6 +105,8 @@ def test_a_report_of_nothing():
     empty = nn.Module()
     empty.register_parameter("weight", nn.Parameter(torch.ones(4, 0)))
     assert sparsity_report(empty).zeros == 0
+    empty.weight = nn.Parameter(torch.zeros(2, 2))
+    assert sparsity_report(empty).rows == (("weight", (2, 2), 1.0, 0.0, 0.0, ()),)
 
 
 def test_the_report_counts_zeros_spread_and_cost():
@@ -199,7 +201,8 @@ def test_files_hold_every_bit_of_any_dtype_shape_and_layout(tmp_path, compressed
     shapes = {"matrix": (16, 24), "kernel": (3, 5, 7), "image": (4, 3, 2, 2), "odd": (3, 3), "row": (0, 4), "one": ()}
     for name, shape in shapes.items():
         value = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.1)
-        setattr(model, name, nn.Parameter((value.abs() + (value == 0) * 2.0**-127).to(dtype)))
+        least = 2.0**-127 if dtype == torch.float8_e8m0fnu else 0.0  # its smallest number, of no bits
+        setattr(model, name, nn.Parameter((value.abs() + (value == 0) * least).to(dtype)))
     model.matrix = nn.Parameter(model.matrix.detach().t())
     model.image = nn.Parameter(model.image.detach().contiguous(memory_format=torch.channels_last))
     model.tied = model.matrix
@@ -208,6 +211,7 @@ def test_files_hold_every_bit_of_any_dtype_shape_and_layout(tmp_path, compressed
     assert export(model, tmp_path / "model", compressed=compressed) == (tmp_path / "model").stat().st_size
     found = load_export(tmp_path / "model")
     assert found.keys() == state.keys()
+    assert (b"kernel.bits" in (tmp_path / "model").read_bytes()) == (compressed and not dtype.is_complex)
     for name, value in state.items():
         assert found[name].dtype == value.dtype
         assert found[name].shape == value.shape

@@ -424,7 +424,8 @@ def test_description():
         ["matrices", "1.1", "0.001", "-", "9", "960"],
         ["vectors", "2.0", "0.001", "0.0", "24", "264"],
     ]
-    assert lines[1].endswith("layers.[0-2].self_attn.in_proj_weight")
+    assert lines[0] == "name       p    lr     weight_decay  tensors  parameters  what"
+    assert lines[1] == "attention  1.1  0.001  -                   3         576  layers.[0-2].self_attn.in_proj_weight"
     assert lines[2].endswith("layers.[0-2].self_attn.out_proj.weight, ….linear[1-2].weight")
     assert lines[3].endswith(  # all patterns
         "layers.[0-2].self_attn.in_proj_bias, ….out_proj.bias, ….linear[1-2].bias, ….norm[1-2].weight, ….bias"
