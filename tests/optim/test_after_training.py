@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
+from safetensors import safe_open
 from torch import nn
 
 from attsvm.errors import AttsvmError
@@ -178,6 +179,8 @@ def test_files_hold_every_weight(tmp_path, compressed, dtype):
     prune(model, 0.95)
     size = export(model, tmp_path / "model.safetensors", compressed=compressed)
     found = load_export(tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:  # by "pt" transformers knows a plain file
+        assert file.metadata()["format"] == ("attsvm bitmap 1" if compressed else "pt")
     state = model.state_dict()
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], value) and found[name].dtype == dtype for name, value in state.items())
