@@ -97,6 +97,7 @@ def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
         "blocks.attention.qkv.linear",  # LeViT
         "layers.module.queries_keys_values.linear",  # the same in transformers
         "layers.0.keys_values.linear",
+        "qkv.linear",
         "blocks.attn.query.proj",  # MobileNetV4
         "time_mix.attention.key",  # RWKV
         "attention.attention.projection_query",  # CvT
@@ -137,8 +138,9 @@ def test_siblings_make_an_attention():
     assert names(kinds_of(nn.ModuleDict({"mixer": Attention("q", "k", "v", "o")})), "attention") == {
         f"mixer.{n}.weight" for n in "qkv"
     }
-    funnel = Attention("q_head", "k_head", "v_head", "post_proj")
-    assert names(kinds_of(funnel), "attention") == {f"{n}_head.weight" for n in "qkv"}
+    for beside in ((), ("post_proj",)):  # Funnel
+        funnel = kinds_of(Attention("q_head", "k_head", "v_head", *beside))
+        assert names(funnel, "attention") == {f"{n}_head.weight" for n in "qkv"}
     critic = Attention("q_head", "v_head")
     assert not names(kinds_of(nn.ModuleDict({"attention": critic})), "attention")
 
