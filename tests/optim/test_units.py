@@ -17,13 +17,16 @@ def cut(weights: list[torch.Tensor], share: float, names: list[str] | None = Non
     return [param.detach() for param in params]
 
 
-def test_rows_of_any_length_count_by_their_entries() -> None:
+@pytest.mark.parametrize("shape", [(8, 30), (8, 30, 1), (8, 5, 6)])
+def test_rows_of_any_length_count_by_their_entries(shape) -> None:
     generator = torch.Generator().manual_seed(0)
-    narrow, wide = 0.01 * torch.rand(8, 2, generator=generator), torch.rand(8, 5, 6, generator=generator)
-    wide *= torch.arange(1.0, 9.0)[:, None, None]
-    found = cut([narrow, wide], 0.5, structure="row")
+    narrow, wide = 0.01 * torch.rand(8, 2, generator=generator), torch.rand(8, 30, generator=generator)
+    wide *= torch.arange(1.0, 9.0)[:, None]
+    found = cut([narrow, wide.view(shape)], 0.5, structure="row")
     assert not found[0].any()
-    assert found[1].any((1, 2)).tolist() == [False] * 3 + [True] * 5  # 16 + 90 of 128 entries: a fourth row is too much
+    assert (
+        found[1].flatten(1).any(1).tolist() == [False] * 3 + [True] * 5
+    )  # 16 + 90 of 128 entries: a fourth row is too much
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 7, 16, 18])
