@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from attsvm.optim import GradualPruning
+from attsvm.errors import AttsvmError
+from attsvm.optim import GradualPruning, MirrorMuon, from_torch
 from attsvm.optim._heads import heads_of
 
 
@@ -45,6 +46,15 @@ def test_changes_are_fifty_steps_apart_or_a_tenth_of_the_way() -> None:
     param = nn.Parameter(torch.randn(4, 4))
     for steps, every in ((10000, 50), (1000, 50), (200, 11), (10, 1)):
         assert GradualPruning(SGD([param], lr=0.1), 0.5, steps, params=[param]).every == every
+
+
+def test_pruning_ends_with_the_training_and_one_newton_schulz_step_is_a_step() -> None:
+    param = nn.Parameter(torch.randn(4, 4))
+    with pytest.raises(AttsvmError, match="start and end must be shares of the training"):
+        GradualPruning(SGD([param], lr=0.1), 0.5, 10, end=1.5, params=[param])
+    assert MirrorMuon([param], ns_steps=1).param_groups[0]["ns_steps"] == 1
+    model = nn.Linear(4, 4)
+    assert from_torch(SGD(model.parameters(), lr=0.1), model).param_groups[0]["p"] == 1.1
 
 
 @pytest.mark.parametrize(
