@@ -111,6 +111,11 @@ def test_weights_without_a_size_are_refused(weights, p):
         starting_lr(1e-3, p, weights)
 
 
+def test_weights_without_values_are_refused():
+    with pytest.raises(AttsvmError, match="one of the weights is on the meta device"):
+        starting_lr(1e-3, 1.1, nn.Linear(4, 4, device="meta"))
+
+
 def test_wrong_lr_and_p_are_refused():
     with pytest.raises(AttsvmError, match="lr must be"):
         starting_lr(-1.0, 1.1, 0.1)

@@ -1,8 +1,11 @@
 """Reports, one-shot pruning and files of sparse models."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
+from safetensors import safe_open
 from torch import nn
 
 from attsvm.errors import AttsvmError
@@ -103,6 +106,8 @@ def test_a_report_of_nothing():
     empty = nn.Module()
     empty.register_parameter("weight", nn.Parameter(torch.ones(4, 0)))
     assert sparsity_report(empty).zeros == 0
+    empty.weight = nn.Parameter(torch.zeros(2, 2))
+    assert sparsity_report(empty).rows == (("weight", (2, 2), 1.0, 0.0, 0.0, ()),)
 
 
 def test_the_report_counts_zeros_spread_and_cost():
@@ -174,6 +179,8 @@ def test_files_hold_every_weight(tmp_path, compressed, dtype):
     prune(model, 0.95)
     size = export(model, tmp_path / "model.safetensors", compressed=compressed)
     found = load_export(tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:  # by "pt" transformers knows a plain file
+        assert file.metadata()["format"] == ("attsvm bitmap 1" if compressed else "pt")
     state = model.state_dict()
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], value) and found[name].dtype == dtype for name, value in state.items())
@@ -183,6 +190,118 @@ def test_files_hold_every_weight(tmp_path, compressed, dtype):
         assert size < dense - pruned * dtype.itemsize * 0.95 + pruned / 8 + 4000
     else:
         assert size >= dense
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.complex64],
+    ids=str,
+)
+def test_files_hold_every_bit_of_any_dtype_shape_and_layout(tmp_path, compressed, dtype):
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Module()
+    shapes = {"matrix": (16, 24), "kernel": (3, 5, 7), "image": (4, 3, 2, 2), "odd": (3, 3), "row": (0, 4), "one": ()}
+    for name, shape in shapes.items():
+        value = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.1)
+        least = 2.0**-127 if dtype == torch.float8_e8m0fnu else 0.0  # its smallest number, of no bits
+        setattr(model, name, nn.Parameter((value.abs() + (value == 0) * least).to(dtype)))
+    model.matrix = nn.Parameter(model.matrix.detach().t())
+    model.image = nn.Parameter(model.image.detach().contiguous(memory_format=torch.channels_last))
+    model.tied = model.matrix
+    model.register_buffer("count", torch.tensor([[0, 3]]))
+    state = model.state_dict()
+    assert export(model, tmp_path / "model", compressed=compressed) == (tmp_path / "model").stat().st_size
+    found = load_export(tmp_path / "model")
+    assert found.keys() == state.keys()
+    assert (b"kernel.bits" in (tmp_path / "model").read_bytes()) == (compressed and not dtype.is_complex)
+    for name, value in state.items():
+        assert found[name].dtype == value.dtype
+        assert found[name].shape == value.shape
+        assert bytes_of(found[name]) == bytes_of(value)
+
+
+def bytes_of(value: torch.Tensor) -> list[int]:
+    return value.detach().contiguous().view(-1).view(torch.uint8).tolist()
+
+
+def test_a_bitmap_that_does_not_fit_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = nn.Linear(8, 8, bias=False)
+    prune(model, 0.9)
+    export(model, tmp_path / "model", compressed=True)
+    parts = load_file(tmp_path / "model")
+    meta = {"format": "attsvm bitmap 1", "weight": "8,8"}
+    for values, shape in ((parts["weight.values"][:1], "8,8"), (parts["weight.values"], "8,9"), (None, "8,8")):
+        kept = {"weight.bits": parts["weight.bits"], **({} if values is None else {"weight.values": values})}
+        save_file(kept, tmp_path / "damaged", metadata={**meta, "weight": shape})
+        with pytest.raises(AttsvmError, match=r"damaged cannot be read as weights that export wrote: \S") as caught:
+            load_export(tmp_path / "damaged")
+        assert "\n" not in str(caught.value)
+
+
+def test_weights_without_plain_values_are_refused(tmp_path):
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"a": 1}
+
+    codes = nn.Linear(8, 8)
+    codes.weight = nn.Parameter(torch.ones(8, 8, dtype=torch.int8), requires_grad=False)
+    small = nn.Linear(8, 8).to(torch.float8_e4m3fn)
+    empty = nn.Linear(8, 8, device="meta")
+    sparse = nn.Module()
+    sparse.register_parameter("weight", nn.Parameter(torch.eye(4).to_sparse()))
+    exact = nn.Linear(8, 8, dtype=torch.complex128)
+
+    def write(model: nn.Module) -> int:
+        return export(model, tmp_path / "model", compressed=True)
+
+    for call, model, what in (
+        (lambda model: prune(model, 0.5), codes, "before quantising"),
+        (sparsity_report, codes, "before quantising"),
+        (lambda model: prune(model, 0.5), small, "before quantising"),
+        (lambda model: prune(model, 0.5), empty, "meta device"),
+        (sparsity_report, empty, "meta device"),
+        (write, empty, "meta device"),
+        (write, Extra(4, 4), "_extra_state must be a tensor"),
+        (write, sparse, r"weight is torch\.sparse_coo"),
+        (write, nn.LazyLinear(4), "weight has no shape yet"),
+        (lambda model: prune(model, 0.5, inputs=5), exact, "inputs must be batches"),
+        (write, exact, r"tensors of torch\.complex128"),
+    ):
+        with pytest.raises(AttsvmError, match=what):
+            call(model)
+    assert not list(tmp_path.iterdir())
+    assert sparsity_report(small).zeros < 0.1
+    assert write(codes) > 64
+
+
+def test_parametrized_weights_are_reported_as_they_are_used():
+    for wrap, share in ((nn.utils.parametrizations.weight_norm, 0.5), (nn.utils.parametrizations.spectral_norm, 0.5)):
+        model = nn.Sequential(wrap(nn.Linear(8, 8)))
+        prune(model, share)
+        assert sparsity_report(model).zeros == (model[0].weight == 0).double().mean() == share
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))
+    with pytest.warns(UserWarning, match=r"original has zeros, but what is made of it has none there: remove"):
+        prune(model, 0.5)
+    assert sparsity_report(model).zeros == (model.weight == 0).double().mean() < 0.1
+
+
+def test_nan_is_not_reported_as_0():
+    model = nn.Linear(4, 4)
+    model.weight.data[0, 0] = torch.nan
+    row = sparsity_report(model).rows[0]
+    assert math.isnan(row.gini)
+    assert math.isnan(row.cut)
+
+
+def test_complex_weights_go_by_their_size():
+    model = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+    model.weight.data = torch.tensor([[3j, 1.0], [2.0, 0.5 + 0.5j]])
+    prune(model, 0.5)
+    assert (model.weight == torch.tensor([[3j, 0], [2.0, 0]])).all()
+    assert sparsity_report(model).rows[0].gini == pytest.approx(0.55)
 
 
 def test_masked_weights_are_written_as_they_are_used(tmp_path):

@@ -97,8 +97,20 @@ def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
         "blocks.attention.qkv.linear",  # LeViT
         "layers.module.queries_keys_values.linear",  # the same in transformers
         "layers.0.keys_values.linear",
+        "qkv.linear",
         "blocks.attn.query.proj",  # MobileNetV4
         "time_mix.attention.key",  # RWKV
+        "attention.attention.projection_query",  # CvT
+        "self_attention.project_v",  # CPM-Ant
+        "attention.self.layout_key",  # LiLT
+        "attention.self.w2e_query",  # LUKE
+        "attention.qkv_proj.convolution",  # MobileViT v2
+        "layers.0.attn.att_proj",  # Bark
+        "self_attn.linear_pos",  # Conformers
+        "self_attn.relative_k_proj",
+        "attn.q.ln.linear",  # LeViT in timm
+        "stages.0.attn.qkv.c",
+        "transformer.h.attn.attn.base_layer",  # under LoRA
     ],
 )
 def test_attention_under_other_names(path):
@@ -106,6 +118,8 @@ def test_attention_under_other_names(path):
 
 
 LONE = ["value", "critic.v", "policy.k", "self_attn.linears.3", "head.attn", "body.proj", "pos_proj"]
+LONE += ["body.att_proj", "body.linear_pos", "body.projection_value", "body.convolution"]
+LONE += ["attn_block.attn.proj", "attention.attn.conv", "attention.c"]  # outputs
 
 
 @pytest.mark.parametrize("path", LONE)
@@ -124,6 +138,11 @@ def test_siblings_make_an_attention():
     assert names(kinds_of(nn.ModuleDict({"mixer": Attention("q", "k", "v", "o")})), "attention") == {
         f"mixer.{n}.weight" for n in "qkv"
     }
+    for beside in ((), ("post_proj",)):  # Funnel
+        funnel = kinds_of(Attention("q_head", "k_head", "v_head", *beside))
+        assert names(funnel, "attention") == {f"{n}_head.weight" for n in "qkv"}
+    critic = Attention("q_head", "v_head")
+    assert not names(kinds_of(nn.ModuleDict({"attention": critic})), "attention")
 
 
 def test_what_is_no_matrix_whatever_its_shape():
@@ -132,21 +151,28 @@ def test_what_is_no_matrix_whatever_its_shape():
             super().__init__()
             self.scale = nn.Parameter(torch.ones(2, 4))
 
+    class RelativePosEmbed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.height = nn.Parameter(torch.ones(2, 4))
+
     model = nn.ModuleDict({"norm": MyRMSNorm(), "mixer": nn.Module(), "rel_attn": nn.Module()})
-    for name in ("A_log", "latents", "pe", "mixing"):
+    for name in ("A_log", "latents", "pe", "mixing", "rel_pos_h", "emb_rel_k", "clip_scale", "upscaled", "compose"):
         model["mixer"].register_parameter(name, nn.Parameter(torch.ones(4, 4)))
     for name in ("q", "r", "o"):  # XLNet
         model["rel_attn"].register_parameter(name, nn.Parameter(torch.ones(4, 2, 2)))
+    model["pos"] = RelativePosEmbed()
     model["position_embeddings"] = nn.ParameterDict()  # Reformer
     model["position_embeddings"]["weights"] = nn.ParameterList([torch.ones(4, 1, 4), torch.ones(1, 4, 4)])
     plain = nn.Parameter(torch.ones(4, 4))
     plain._no_weight_decay = True
     model["mixer"].register_parameter("states", plain)
     assert kinds_of(model) == {
-        **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states"), "vectors"),
-        **dict.fromkeys(("mixer.latents", "mixer.pe"), "embeddings"),
+        **dict.fromkeys(("norm.scale", "mixer.A_log", "mixer.states", "mixer.clip_scale"), "vectors"),
+        **dict.fromkeys((f"mixer.{name}" for name in ("latents", "pe", "rel_pos_h", "emb_rel_k")), "embeddings"),
+        "pos.height": "embeddings",
         **dict.fromkeys((f"position_embeddings.weights.{k}" for k in range(2)), "embeddings"),
-        **dict.fromkeys(("mixer.mixing", "rel_attn.o"), "matrices"),
+        **dict.fromkeys(("mixer.mixing", "mixer.upscaled", "mixer.compose", "rel_attn.o"), "matrices"),
         **dict.fromkeys(("rel_attn.q", "rel_attn.r"), "attention"),
     }
 
@@ -400,7 +426,8 @@ def test_description():
         ["matrices", "1.1", "0.001", "-", "9", "960"],
         ["vectors", "2.0", "0.001", "0.0", "24", "264"],
     ]
-    assert lines[1].endswith("layers.[0-2].self_attn.in_proj_weight")
+    assert lines[0] == "name       p    lr     weight_decay  tensors  parameters  what"
+    assert lines[1] == "attention  1.1  0.001  -                   3         576  layers.[0-2].self_attn.in_proj_weight"
     assert lines[2].endswith("layers.[0-2].self_attn.out_proj.weight, ….linear[1-2].weight")
     assert lines[3].endswith(  # all patterns
         "layers.[0-2].self_attn.in_proj_bias, ….out_proj.bias, ….linear[1-2].bias, ….norm[1-2].weight, ….bias"

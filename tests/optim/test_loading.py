@@ -268,6 +268,17 @@ def test_from_sgd_with_options():
     assert all(param is not frozen for param in group["params"])
 
 
+def test_groups_do_not_share_a_learning_rate():
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+    old = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))
+    new = from_torch(old, model)
+    for group in new.param_groups:  # as a scheduler does
+        group["lr"].fill_(2 * group["lr"].item())
+    rates = {group["name"]: group["lr"].item() for group in new.param_groups}
+    assert rates["embeddings"] == rates["vectors"] == pytest.approx(2e-3)
+    assert old.param_groups[0]["lr"].item() == pytest.approx(1e-3)
+
+
 def test_what_from_torch_refuses():
     model, other = network(), network()
     sgd = torch.optim.SGD(model.parameters())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_lr, check_p
+from attsvm.optim._checks import check_has_values, check_lr, check_p
 from attsvm.optim._shards import whole
 
 __all__ = ["starting_lr"]
@@ -54,7 +54,7 @@ def starting_lr(
     check_lr(lr)
     check_p(p)
     if p == 2:
-        return lr
+        return lr * 1  # of a tensor a copy: groups that share one would be scheduled as one
     if isinstance(weights, Real):
         size = float(weights)
         mobility = size ** (2 - p) if 0 < size < math.inf else math.nan  # |w|^(2−p) of a typical weight
@@ -80,7 +80,9 @@ def _tensors(weights: Any) -> Iterator[Tensor]:
                 f"weights must be parameters, a module or a number, but one is a {type(weight).__name__}: "
                 "pass e.g. model.parameters()."
             )
-        yield torch.as_tensor(weight)
+        weight = torch.as_tensor(weight)
+        check_has_values("one of the weights", weight)
+        yield weight
 
 
 def _mobility(sizes: Iterator[Tensor], p: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
@@ -12,17 +13,19 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from attsvm.checks import as_count
-from attsvm.errors import AttsvmError
+from attsvm.errors import AttsvmError, describe
 from attsvm.files import atomic_path, one_line
-from attsvm.optim._checks import check_share
-from attsvm.optim._groups import matrices_of
+from attsvm.optim._checks import check_has_shape, check_has_values, check_share
+from attsvm.optim._groups import in_use, matrices_of
 from attsvm.optim._heads import Heads, heads_of, layer_of
+from attsvm.optim._shards import is_sharded
 from attsvm.optim._units import smallest
 
 __all__ = ["SparsityReport", "SparsityRow", "export", "load_export", "prune", "sparsity_report"]
 
 _BITS, _VALUES = ".bits", ".values"
 _FORMAT = "attsvm bitmap 1"
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SparsityRow(NamedTuple):
@@ -82,7 +85,7 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
     if not isinstance(further, Real) or not 0 <= further <= 1:
         raise AttsvmError(f"further must be a share, from 0 to 1, but got {further!r}.")
     rows, zeros, entries = [], 0, 0
-    matrices = [(name, _used(weight, mask), kind) for name, weight, mask, kind in _matrices(model)]
+    matrices = [(name, _used(in_use(model, name, weight), mask), kind) for name, weight, mask, kind in _matrices(model)]
     found = {}
     if heads is not None:
         attention = [(name, w) for name, w, kind in matrices if kind == "attention"]
@@ -90,17 +93,17 @@ def sparsity_report(model: nn.Module, *, heads: int | None = None, further: floa
         if attention and not found:
             raise AttsvmError(f"heads must be the number of attention heads, but no matrix has {heads}.")
     for name, w, _ in matrices:
-        sizes = w.float().abs().flatten().sort().values
+        sizes = (w.abs() if w.is_complex() else w.float().abs()).flatten().sort().values
         count, n = int((sizes == 0).sum()), len(sizes)
         total = sizes.double().sum()
         # Σ (2i − n − 1) x_i / (n Σ x_i) of the sorted sizes
         places = 2 * torch.arange(1, n + 1, device=sizes.device) - n - 1
-        gini = float((places * sizes.double()).sum() / (n * total)) if total > 0 else 0.0
+        gini = float((places * sizes.double()).sum() / (n * total)) if total != 0 else 0.0
         lost = sizes[count : count + round(further * (n - count))].double().square().sum()
         norm = sizes.double().square().sum()
         told = found.get(name)
         by_head = () if told is None else tuple((told.blocks() == 0).float().mean((0, 2)).tolist())
-        cost = float((lost / norm).sqrt()) if norm > 0 else 0.0
+        cost = float((lost / norm).sqrt()) if norm != 0 else 0.0
         rows.append(SparsityRow(name, tuple(w.shape), count / max(n, 1), gini, cost, by_head))
         zeros, entries = zeros + count, entries + n
     return SparsityReport(tuple(rows), zeros / max(entries, 1), further)
@@ -111,6 +114,11 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None, st
     _check_model(model)
     masks = dict(model.named_buffers())
     for name, weight, kind in matrices_of(model):
+        _check_values(name, weight)
+        if not (weight.is_floating_point() or weight.is_complex()):
+            raise AttsvmError(
+                f"{name} is {weight.dtype}, in which 0 need not mean a weight of 0: do this before quantising."
+            )
         used = name.removesuffix("_orig")
         mask = masks.get(f"{used}_mask") if used != name else None
         yield name if mask is None else used, weight, mask, kind
@@ -123,6 +131,18 @@ def _used(weight: Tensor, mask: Tensor | None) -> Tensor:
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise AttsvmError(f"model must be a torch.nn.Module, but got a {type(model).__name__}: pass the module itself.")
+
+
+def _check_values(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise AttsvmError(f"{name} must be a tensor, but it is a {type(value).__name__}: leave it out of the model.")
+    check_has_shape(name, value)
+    check_has_values(name, value)
+    if is_sharded(value):
+        raise AttsvmError(f"{name} is sharded: gather the model's weights first.")
+    if value.layout != torch.strided or value.is_quantized:
+        kind = "quantised" if value.is_quantized else value.layout
+        raise AttsvmError(f"{name} is {kind}: convert it to a dense floating-point tensor first.")
 
 
 def _told_heads(named: list[tuple[str, Tensor]], heads: int) -> dict[str, Heads]:
@@ -160,6 +180,8 @@ def prune(
     check_share("sparsity", sparsity)
     if scope not in ("global", "layer"):
         raise AttsvmError(f'scope must be "global" or "layer", but got {scope!r}.')
+    if not isinstance(inputs, Iterable | None):
+        raise AttsvmError(f"inputs must be batches, as a list of tensors, but got {describe(inputs)}.")
     if inputs is not None and scope != "global":
         raise AttsvmError(
             "scope is for cuts by size: leave it out with inputs, by which every row loses the same share."
@@ -167,6 +189,9 @@ def prune(
     found = list(_matrices(model))
     if not found:
         raise AttsvmError("model must have a matrix to prune, but it has none.")
+    for name, weight, _, _ in found:
+        if weight.dtype.itemsize == 1:
+            raise AttsvmError(f"{name} is {weight.dtype}, in which torch sets no entries: prune before quantising.")
     named = [(name, weight) for name, weight, _, _ in found]
     sizes = [_used(weight, mask).abs().float() for _, weight, mask, _ in found]
     if inputs is None:
@@ -185,13 +210,19 @@ def prune(
                 pruned.append(order < round(sparsity * size.shape[1]))
             else:
                 pruned += smallest([size], [1], sparsity)
-    for (_, weight), mark in zip(named, pruned):
+    for (name, weight), mark in zip(named, pruned):
         if keep_masks:
             places = [(m, own) for m in model.modules() for own, w in [*m._parameters.items()] if w is weight]
             for module, own in places:  # a tied weight has several
                 torch_prune.custom_from_mask(module, own.removesuffix("_orig"), ~mark)
         else:
             weight.masked_fill_(mark, 0)
+        made = in_use(model, name, weight)
+        if made is not weight and made[mark].any():
+            warnings.warn(
+                f"{name} has zeros, but what is made of it has none there: remove the parametrization before pruning.",
+                stacklevel=2,
+            )
     return {name: ~mark if mask is None else ~mark & (mask != 0) for (name, _, mask, _), mark in zip(found, pruned)}
 
 
@@ -228,7 +259,7 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
 
     Weights that torch.nn.utils.prune masks are written as they are used. With `compressed` a matrix is stored as a
     bitmap and its non-zero entries if that is smaller: at 95% zeros a float32 matrix takes 8% of its size.
-    :func:`load_export` reads these files.
+    :func:`load_export` reads these files; −0 comes back as 0, all else bit for bit.
     """
     from safetensors.torch import save_file
 
@@ -243,6 +274,7 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
     shapes: dict[str, str] = {}
     found = {}
     for name, value in tensors.items():
+        _check_values(name, value)
         value = value.detach().cpu().contiguous()
         kept = (
             int((value != 0).sum()) if compressed and value.is_floating_point() and value.ndim >= 2 else value.numel()
@@ -254,7 +286,10 @@ def export(model: nn.Module, path: str | Path, *, compressed: bool = False) -> i
         else:
             found[name] = value.clone()  # tied weights share memory, which the format refuses
     with atomic_path(path) as temporary:
-        save_file(found, temporary, metadata={"format": _FORMAT if compressed else "pt", **shapes})
+        try:
+            save_file(found, temporary, metadata={"format": _FORMAT if compressed else "pt", **shapes})
+        except KeyError as error:  # a dtype that the format has not
+            raise AttsvmError(f"safetensors does not hold tensors of {error.args[0]}: convert them first.") from error
     return Path(path).stat().st_size
 
 
@@ -277,9 +312,13 @@ def _weights_of(file: Any) -> dict[str, Tensor]:
             name = key.removesuffix(_BITS)
             shape = [int(n) for n in shapes[name].split(",")]
             values = file.get_tensor(name + _VALUES)
-            flat = values.new_zeros(torch.Size(shape).numel())
-            flat[_unpacked(file.get_tensor(key), len(flat))] = values
-            found[name] = flat.view(shape)
+            as_bits = _WORDS[values.element_size()]  # torch indexes them in every dtype
+            flat = torch.zeros(torch.Size(shape).numel(), dtype=as_bits)
+            bits = _unpacked(file.get_tensor(key), len(flat))
+            if int(bits.sum()) != len(values):
+                raise AttsvmError(f"{name} has {int(bits.sum())} non-zero entries, but {len(values)} values.")
+            flat[bits] = values.view(as_bits)
+            found[name] = flat.view(values.dtype).view(shape)
         elif not (key.endswith(_VALUES) and key.removesuffix(_VALUES) in shapes):
             found[key] = file.get_tensor(key)
     return found

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from attsvm.errors import AttsvmError
+from attsvm.files import atomic_path
 from attsvm.optim._pruning import GradualPruning, check_plan
-from attsvm.optim._shards import local
+from attsvm.optim._shards import local, whole
 
 __all__ = ["lightning_pruning", "trainer_pruning"]
 
@@ -75,10 +76,18 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             assert self.pruning is not None
+            saved = _whole_state(self.pruning)
             if state.is_world_process_zero:
-                torch.save(self.pruning.state_dict(), _checkpoint(args, state) / _FILE)
+                with atomic_path(_checkpoint(args, state) / _FILE) as temporary:
+                    torch.save(saved, temporary)
 
     return Pruning()
+
+
+def _whole_state(pruning: GradualPruning) -> dict[str, Any]:
+    """One process saves it for all: every rank has a shard alone. All ranks must call this."""
+    state = pruning.state_dict()
+    return {**state, "masks": {i: whole(mask) for i, mask in state["masks"].items()}}
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
@@ -143,7 +152,7 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
                 self.pruning.step()
 
         def state_dict(self) -> dict[str, Any]:
-            return {} if self.pruning is None else self.pruning.state_dict()
+            return {} if self.pruning is None else _whole_state(self.pruning)
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             self._saved = state_dict or None

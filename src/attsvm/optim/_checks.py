@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from attsvm.errors import AttsvmError, describe
 
@@ -42,6 +43,16 @@ def check_at_least_zero(name: str, value: float | Tensor) -> None:
 def check_share(name: str, value: float) -> None:
     if not isinstance(value, Real) or not 0 <= value < 1:
         raise AttsvmError(f"{name} must be a share, at least 0 and below 1, but got {value!r}.")
+
+
+def check_has_shape(name: str, value: Tensor) -> None:
+    if is_lazy(value):
+        raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
+
+
+def check_has_values(name: str, value: Tensor) -> None:
+    if value.is_meta:
+        raise AttsvmError(f"{name} is on the meta device, without values: load the model's weights first.")
 
 
 def check_saved(state: Any, whose: str, *keys: str) -> None:

@@ -9,11 +9,10 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import SGD, AdamW, Optimizer
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_p
+from attsvm.optim._checks import check_has_shape, check_p
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import MirrorDescent
 from attsvm.optim._mirror_muon import MirrorMuon
@@ -28,7 +27,8 @@ OPTIONS = {name for made in TAKERS for name in inspect.signature(made).parameter
 
 # The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
 _ONE_OF_THREE = (
-    r"(?:(?:w|to|c|lin|linear|pos|pos_att)_?)?(?:q|k|v|r|query|key|value|queries|keys|values)"
+    r"(?:(?:w|to|c|lin|linear|pos|pos_att|project|projection|layout|[ew]2[ew])_?)?"
+    r"(?:q|k|v|r|query|key|value|queries|keys|values)"
     r"(?:_?(?:proj|projection|lin|linear|attn|global))?"
 )
 _PACKED_NAME = (
@@ -36,14 +36,19 @@ _PACKED_NAME = (
     r"(?:_?(?:proj|projection|lin|linear|attn|proj_with_mqa))?|c_attn|w_pack"
 )
 _SEPARATE, _TOGETHER = re.compile(_ONE_OF_THREE), re.compile(_PACKED_NAME)
-_INSIDE_ATTENTION = re.compile(r"in_proj|in_projection|attn|pos_proj")  # also names of other things
+# Also names of other things.
+_INSIDE_ATTENTION = re.compile(r"in_proj|in_projection|attn|att_proj|pos_proj|linear_pos|relative_k_proj|r_kernel")
+_HEADS = {"q_head", "k_head", "v_head"}  # a lone v_head is one of values
 _THREE_OF_A_LIST = re.compile(r"linears\.[0-2]")  # queries, keys, values; the fourth is the output
-_WRAPPED = ("linear", "proj", "conv", "base_layer")  # qkv.linear, query.proj: the name is that of what they are in
+# qkv.linear, query.proj: the name is that of what they are in.
+_WRAPPED = ("linear", "proj", "conv", "convolution", "c", "ln", "base_layer")
 _FEED_FORWARD = re.compile(r"feed_?forward|ffn|mlp|channel_mix", re.IGNORECASE)  # RWKV has keys and values there too
 _NORM = re.compile(r"norm(?!al)", re.IGNORECASE)
-_EMBEDDING = re.compile(r"embed|^pos_|position|token|latent|^pos$|^pe$", re.IGNORECASE)
+_POSITIONS = re.compile(r"pos(ition(al)?)?_?emb", re.IGNORECASE)  # a class of modules
+_EMBEDDING = re.compile(r"embed|(^|_)(pos|emb|ape)(_|$)|position|token|latent|^pe$", re.IGNORECASE)
 _STARTS_AT_ZERO = re.compile(r"(^|\.)(lora_B|lora_up|lora_embedding_A)(\.|$)")
-_RATES = ("A_log", "dt_bias", "D")  # of state space models: no matrices, whatever their shape
+# No matrices, whatever their shape: rates of state space models, scales of norms.
+_NO_MATRIX = re.compile(r"A_log|dt_bias|D|(.*_)?scale")
 # Under torch.nn.utils.parametrize q_proj.weight is q_proj.parametrizations.weight.original, or original0, original1;
 # where it is pruned or has the older weight_norm it is weight_orig or weight_v.
 _PARAMETRIZED = re.compile(r"\.?parametrizations\.(\w+)\.original\d*$")
@@ -165,6 +170,13 @@ def matrices_of(model: nn.Module) -> list[tuple[str, Tensor, str]]:
     return [entry for entry in _sorted_parameters(model, {}, frozen=True) if entry[2] in ("attention", "matrices")]
 
 
+def in_use(model: nn.Module, name: str, weight: Tensor) -> Tensor:
+    """What torch.nn.utils.parametrize makes of a weight, if it is of the same shape; else the weight."""
+    found = _PARAMETRIZED.search(name)
+    made = weight if found is None else getattr(model.get_submodule(name[: found.start()]), found[1])
+    return made if made.shape == weight.shape else weight
+
+
 def _check_options(options: Mapping[str, Any], of_kinds: Mapping[str, Any]) -> None:
     wrong = next((name for name, value in options.items() if isinstance(value, Mapping)), None)
     if wrong is not None:
@@ -203,8 +215,7 @@ def _sorted_parameters(
     for path, module in modules.items():
         for own, param in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{own}" if path else own
-            if is_lazy(param):
-                raise AttsvmError(f"{name} has no shape yet: run a batch through the model first.")
+            check_has_shape(name, param)
             if param.requires_grad or frozen:
                 owner = modules[_PARAMETRIZED.sub("", name)] if _PARAMETRIZED.search(name) else module
                 found.setdefault(param, {})[name] = _kind(name, owner, param, modules)
@@ -223,13 +234,13 @@ def _kind(name: str, module: nn.Module, param: Tensor, modules: Mapping[str, nn.
         own = ".".join(path[-3:-1])
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
-    if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__) or own in _RATES:
+    if param.ndim < 2 or "bias" in own or _NORM.search(type(module).__name__) or _NO_MATRIX.fullmatch(own):
         return "vectors"
     if _STARTS_AT_ZERO.search(name) or getattr(param, "_no_weight_decay", False):
         return "vectors"
     if bare and max(param.shape) == param.numel():  # as a class token (1, 1, d); the weight of Linear(d, 1) is a matrix
         return "vectors"
-    if bare and _EMBEDDING.search(own):
+    if bare and (_EMBEDDING.search(own) or _POSITIONS.search(type(module).__name__)):
         return "embeddings"
     return "attention" if _is_attention(path, own if bare else "", modules) else "matrices"
 
@@ -243,22 +254,25 @@ def _is_attention(path: list[str], bare: str, modules: Mapping[str, nn.Module]) 
     inside = any("att" in part for part in parts[:-1])
     if _THREE_OF_A_LIST.fullmatch(".".join(parts[-2:])):
         return inside
-    if len(parts) > 1 and parts[-1] in _WRAPPED:
+    own = parts[-1]
+    while len(parts) > 1 and parts[-1] in _WRAPPED:
         del parts[-1]
-        inside = any("att" in part for part in parts[:-1])
+    inside = any("att" in part for part in parts[:-1])
     last, above = parts[-1], path[: len(parts) - 1]
     if _FEED_FORWARD.search(".".join(parts[:-1])):
         return False
     if _TOGETHER.fullmatch(last):
         return True
-    if _INSIDE_ATTENTION.fullmatch(last):
+    if _INSIDE_ATTENTION.fullmatch(last) and own in (last, "base_layer"):  # attn.proj is an output
         return inside or isinstance(modules.get(".".join(above)), nn.MultiheadAttention)
-    if not _SEPARATE.fullmatch(last):
+    if not _SEPARATE.fullmatch(last) and last not in _HEADS:
         return False
     # A lone "value" or "k" may be anything: a value head. Inside something called attention, or with others, it is not.
     parent = modules.get(".".join(above))
     beside = [*dict(parent.named_children()), *dict(parent.named_parameters(recurse=False))] if parent else []
     others = {name.lower().removesuffix("_weight") for name in beside} - {last}
+    if last in _HEADS:
+        return _HEADS - {last} <= others
     return inside or any(_SEPARATE.fullmatch(name) or _TOGETHER.fullmatch(name) for name in others)
 
 

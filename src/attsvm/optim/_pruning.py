@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -14,10 +15,11 @@ from torch.optim import Optimizer
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import MirrorOptimizer, zero_pruned
-from attsvm.optim._checks import check_saved, check_share
+from attsvm.optim._checks import check_has_values, check_saved, check_share
+from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
-from attsvm.optim._shards import is_sharded, local
+from attsvm.optim._shards import is_sharded, local, owner, through_whole
 from attsvm.optim._units import fits, root_mean_square, smallest, units_of
 
 __all__ = ["GradualPruning"]
@@ -106,7 +108,7 @@ class GradualPruning:
                 f"optimizer must be the optimizer that trains the model, but got a {type(self.optimizer).__name__}."
             )
         self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
-        self.first, self.last = round(start * total_steps), round(end * total_steps)
+        self.first, self.last = (round(share * operator.index(total_steps)) for share in (start, end))
         self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
         if regrow > 0 and self.every >= self.last - self.first:
             raise AttsvmError(
@@ -128,10 +130,11 @@ class GradualPruning:
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
         if self._mirror is None:
-            self.optimizer.register_step_pre_hook(lambda *_: self._mask_gradients())
-            self.optimizer.register_step_post_hook(lambda *_: self._apply())
+            # A compiled step would be compiled again for every count.
+            self.optimizer.register_step_pre_hook(outside_compiled(lambda *_: self._mask_gradients()))
+            self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
         self.count = 0
-        if self.first == 0 and not self.masks():  # those of a state that has been loaded stay
+        if self.first == 0:  # of a state that has been loaded the masks are enough, and stay
             self._prune(self.scheduled(0))
 
     def scheduled(self, count: int) -> float:
@@ -185,25 +188,32 @@ class GradualPruning:
 
     def state_dict(self) -> dict[str, Any]:
         """The count of steps and the masks by number. Mirror optimizers save them, too, but not every way to load
-        their state brings them back (torch.distributed.checkpoint)."""
-        masks = {i: mask for i, param in enumerate(self.params) if (mask := self._mask(param)) is not None}
+        their state brings them back: torch.distributed.checkpoint loads only what a fresh object has. So there is a
+        mask of every parameter, pruned or not."""
+        found = (self._mask(param) for param in self.params)
+        masks = {i: torch.ones_like(self.params[i], dtype=torch.bool) if m is None else m for i, m in enumerate(found)}
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; load the optimizer's own state as well."""
+        """Continue from :meth:`state_dict`; load the optimizer's own state as well. Where pruning begins at the start,
+        torch.distributed.checkpoint needs that state loaded before this object is made."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
-        if any(i >= len(self.params) or m.shape != self.params[i].shape for i, m in state_dict["masks"].items()):
+        saved, shapes = state_dict["masks"], {i: param.shape for i, param in enumerate(self.params)}
+        if not isinstance(saved, Mapping) or any(getattr(m, "shape", 0) != shapes.get(i) for i, m in saved.items()):
             raise AttsvmError("the saved masks are of other parameters: load the state that was saved with this model.")
         kept_here = self._mirror is not None
         if state_dict.get("with_optimizer", kept_here) != kept_here:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
-        self.count = state_dict["count"]
-        masks = {self.params[i]: _as_mask(self.params[i], mask) for i, mask in state_dict["masks"].items()}
-        if self._mirror is None:
-            self._masks = masks
-        else:
-            for param, mask in masks.items():
-                self._mirror.set_mask(param, mask)
+        self.count = as_count("the saved count", state_dict["count"], least=0)
+        self._masks = {}
+        for i, mask in saved.items():
+            param, own = self.params[i], _as_mask(self.params[i], mask)
+            if self._mask(param) is None and not is_sharded(param) and own.all():  # not pruned yet
+                continue
+            if self._mirror is None:
+                self._masks[param] = own
+            else:
+                self._mirror.set_mask(param, own)
 
     def __reduce__(self) -> Any:
         raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
@@ -244,10 +254,11 @@ class GradualPruning:
             return
         sharded = any(is_sharded(param) for param in self.params)
         for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
-            scores = [unit.scores() for unit in units]
+            scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
                 scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
-            pruned = smallest(scores, [unit.size for unit in units], share, sharded)
+            owners = [owner(unit.params[0]) for unit in units] if sharded else None
+            pruned = smallest(scores, [unit.size for unit in units], share, owners)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
                     before = self._mask(param)
@@ -264,7 +275,7 @@ class GradualPruning:
             raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
         # A part of the model that had no part in this step, such as an idle expert, has none.
         gradients = [local(torch.zeros_like(param) if param.grad is None else param.grad) for param in self.params]
-        done = (self.count - self.first) / max(self.last - self.first, 1)
+        done = (self.count - self.first) / (self.last - self.first)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
         # No more is dropped than can be taken back: nothing while no weight has been pruned before.
         out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
@@ -273,8 +284,8 @@ class GradualPruning:
             return
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
-        stayed = [local(param.detach()).abs()[before[param] & masks[param]] for param in self.params]
-        size = WOKEN * min((sizes[sizes > 0].min().item() for sizes in stayed if sizes.any()), default=0.0)
+        sizes = [local(param.detach()).abs() for param in self.params]
+        size = WOKEN * min((kept.min().item() for each in sizes if len(kept := each[each > 0])), default=0.0)
         together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
         for part in together:
             params = [self.params[i] for i in part]
@@ -306,8 +317,12 @@ class GradualPruning:
 
 
 def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
+    """A mask that lies as the parameter does, of `mask`, whole or sharded."""
     own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
-    return own if mask is None else own.copy_(mask)
+    if mask is not None:
+        part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
+        local(own).copy_(part)
+    return own
 
 
 def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
@@ -315,6 +330,8 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
     ours = ("attention",) if structure == "head" else ("attention", "matrices", "heads")
     wanted: dict[int, str] | None = None
     if params is not None:
+        if not isinstance(params, nn.Module | Iterable):
+            raise AttsvmError(f"params must be parameters or a module, but got {params!r}.")
         listed = params.named_parameters() if isinstance(params, nn.Module) else params
         pairs = (entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry) for entry in listed)
         wanted = {id(param): name for name, param in pairs}
@@ -333,6 +350,8 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
             f"params must not be masked by torch.nn.utils.prune, but {masked} is: make that permanent first, with "
             "torch.nn.utils.prune.remove."
         )
+    for name, param in found:
+        check_has_values(name, param)
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "

@@ -20,6 +20,14 @@ def is_sharded(t: Tensor) -> bool:
     return hasattr(t, "to_local")
 
 
+def owner(t: Tensor) -> int:
+    """The rank that counts this rank's part of a tensor: the first of those that have the same part."""
+    if not is_sharded(t):
+        return 0
+    mesh, placements = t.device_mesh, t.placements  # pyright: ignore[reportAttributeAccessIssue]
+    return int(mesh.mesh[tuple(at if to.is_shard() else 0 for at, to in zip(mesh.get_coordinate(), placements))])
+
+
 def whole(t: Tensor) -> Tensor:
     """The tensor of which every rank has a shard; all ranks must call this."""
     return t.full_tensor() if hasattr(t, "full_tensor") else t  # pyright: ignore[reportAttributeAccessIssue]
