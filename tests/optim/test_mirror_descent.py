@@ -149,7 +149,8 @@ def test_weight_decay_minimises_the_lp_penalty():
 @pytest.mark.parametrize(("device", "path"), PATHS)
 def test_no_zero_trap(device, path):
     w = torch.nn.Parameter(torch.zeros(4, device=device))
-    optimizer = MirrorDescent([w], lr=1e-5, p=1.1, **path)
+    with pytest.warns(UserWarning, match="start at 0"):
+        optimizer = MirrorDescent([w], lr=1e-5, p=1.1, **path)
     for step in range(1, 3001):
         w.grad = -torch.ones_like(w)
         optimizer.step()

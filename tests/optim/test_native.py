@@ -203,3 +203,16 @@ def test_what_is_compiled_is_kept_in_the_process(monkeypatch: pytest.MonkeyPatch
 def test_a_compiler_that_fails_is_named() -> None:
     with pytest.raises(AttsvmError, match=r"fused=True on a CPU: _kernel.cpp needs a C\+\+ compiler, but .* failed"):
         _native._compiled(("-DN=1",))  # other macros are missing
+
+
+@pytest.mark.parametrize("kind", [MirrorAdam, MirrorDescent])
+@pytest.mark.parametrize("p", [1.5, 1.75, 3.0])
+def test_what_is_infinite_stays_so_without_weight_decay(kind, p: float) -> None:
+    for form in ({"fused": True}, {"foreach": True}):
+        w = torch.nn.Parameter(torch.tensor([1.0, torch.inf, -torch.inf]))
+        optimizer = kind([w], lr=1e-2, p=p, weight_decay=0, **form)
+        for _ in range(3):
+            w.grad = torch.ones_like(w)
+            optimizer.step()
+        assert w.isfinite().tolist() == [True, False, False]
+        assert w[1:].tolist() == [torch.inf, -torch.inf]

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
 from attsvm.errors import AttsvmError, describe
-from attsvm.optim._checks import check_at_least_zero, check_l1, check_lr, check_names, check_p, check_saved
+from attsvm.optim._checks import (
+    check_at_least_zero,
+    check_l1,
+    check_lr,
+    check_names,
+    check_p,
+    check_saved,
+    sticks_at_zero,
+)
 from attsvm.optim._edits import Watch
 from attsvm.optim._fused import pays_on_cpu, same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
@@ -82,6 +90,17 @@ class MirrorOptimizer(Optimizer, ABC):
         except AttsvmError:
             self.param_groups.pop()
             raise
+        self._warn_of_zeros(self.param_groups[-1])
+
+    def _warn_of_zeros(self, group: dict[str, Any]) -> None:
+        """As `param_groups` does, whose groups have names."""
+        stuck = [] if "name" in group else [param for param in group["params"] if sticks_at_zero(group, param)]
+        if stuck:
+            warnings.warn(
+                f"{len(stuck)} of {len(group['params'])} parameters start at 0, as biases do, and hardly move at "
+                f"p = {group['p']:g}: make the groups by attsvm.optim.param_groups(model), or give them p = 2.",
+                stacklevel=6,
+            )
 
     def _with_names(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """Parameters without names get some if all others have names, as those of `param_groups` do: torch wants names

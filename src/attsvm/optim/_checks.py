@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from attsvm.errors import AttsvmError, describe
+from attsvm.optim._shards import local
 
 # What one of the mirror optimizers, or torch's AdamW, SGD or Muon has, and another has not.
 _OF_SOME = {"amsgrad", "betas", "dampening", "differentiable", "eps", "head_lr", "momentum", "moments_of", "muon"}
@@ -91,3 +92,12 @@ def check_moments_of(of: str, p: float) -> None:
         raise AttsvmError(f'moments_of must be "weight" or "mirror", but got {of!r}.')
     if of == "mirror" and p > 2:
         raise AttsvmError(f'moments_of="mirror" needs p ≤ 2, but got p = {p:g}: above 2, dw/dθ is infinite at 0.')
+
+
+def sticks_at_zero(group: Mapping[str, Any], param: Tensor) -> bool:
+    """Whether a parameter of a group starts at 0, from where it hardly moves at the group's p."""
+    entries = local(param.detach())
+    if group["p"] >= (2 if group.get("moments_of") == "mirror" else 1.5) or entries.is_meta or entries.numel() == 0:
+        return False
+    # A corner decides nearly always.
+    return not entries[(slice(8),) * entries.ndim].any() and not entries.any()

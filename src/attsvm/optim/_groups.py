@@ -7,16 +7,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_has_shape, check_p
+from attsvm.optim._checks import check_has_shape, check_p, sticks_at_zero
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import MirrorDescent
 from attsvm.optim._mirror_muon import MirrorMuon
-from attsvm.optim._shards import local
 
 __all__ = ["describe_groups", "param_groups"]
 
@@ -133,8 +131,7 @@ def param_groups(
         for kind, of_kind in named.items()
         if of_kind
     ]
-    sticky = [g for g in groups if g["p"] < (2 if g.get("moments_of") == "mirror" else 1.5)]
-    stuck = [n for g in sticky for n, q in zip(g["param_names"], g["params"]) if _starts_at_zero(q)]
+    stuck = [n for g in groups for n, q in zip(g["param_names"], g["params"]) if sticks_at_zero(g, q)]
     if stuck:
         others = [name for group in groups for name in group["param_names"] if name not in stuck]
         pattern = "|".join(dict.fromkeys(_any_number(name, others) for name in stuck))
@@ -274,14 +271,6 @@ def _is_attention(path: list[str], bare: str, modules: Mapping[str, nn.Module]) 
     if last in _HEADS:
         return _HEADS - {last} <= others
     return inside or any(_SEPARATE.fullmatch(name) or _TOGETHER.fullmatch(name) for name in others)
-
-
-def _starts_at_zero(param: Tensor) -> bool:
-    entries = local(param.detach())
-    if entries.is_meta or entries.numel() == 0:
-        return False
-    # A corner decides nearly always.
-    return not torch.any(entries[(slice(8),) * entries.ndim]) and not torch.any(entries)
 
 
 def _any_number(name: str, others: list[str]) -> str:

@@ -144,6 +144,11 @@ class MirrorMuon(MirrorAdam):
             if chosen["params"] or (not kinds and kind == "others"):  # a group may be empty
                 self.param_groups.append({**group, **chosen, **own})
 
+    def _warn_of_zeros(self, group: dict[str, Any]) -> None:
+        apart = group["moments_of"] == "mirror"  # then vectors get p = 2
+        params = [param for param in group["params"] if not (apart and _kind(param) == "vectors")]
+        super()._warn_of_zeros({**group, "params": params})
+
     def _check_options(self, group: dict[str, Any]) -> None:
         super()._check_options(group)
         if group["head_lr"] is not None:

@@ -186,7 +186,8 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
         return kind(model.parameters(), fused=next(model.parameters()).is_cuda or None, **options)
     mirror: Callable[..., torch.optim.Optimizer] = MIRROR[name]
     if settings.of_weights == "all":
-        return mirror(model.parameters(), p=settings.p, **options)
+        # With a name: biases, too, on purpose, as in the paper's code.
+        return mirror([{"params": list(model.parameters()), "name": "all"}], p=settings.p, **options)
     if name == "mirror-adam":
         options["moments_of"] = settings.moments_of
     if name == "mirror-muon":

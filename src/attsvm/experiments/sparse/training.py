@@ -112,8 +112,13 @@ def pruning_of(run: Run, sparsity: float) -> GradualPruning | None:
     scores = {"first order": _first_order, "margin": partial(_by_margin, run)}
     if by := family.options.get("by"):
         score = scores[str(by)]
-        pruning._units = [unit._replace(scores=partial(score, *unit.params)) for unit in pruning._units]
+        by_score = [partial(_of_entries, score, *unit.params) for unit in pruning._units]
+        pruning._units = [unit._replace(scores=scores) for unit, scores in zip(pruning._units, by_score)]
     return pruning
+
+
+def _of_entries(score: Callable[[Tensor], Tensor], w: Tensor, masks: Any) -> Tensor:
+    return score(w)  # it is 0 of what is pruned
 
 
 def _first_order(w: Tensor) -> Tensor:
