@@ -216,3 +216,22 @@ def test_what_is_infinite_stays_so_without_weight_decay(kind, p: float) -> None:
             optimizer.step()
         assert w.isfinite().tolist() == [True, False, False]
         assert w[1:].tolist() == [torch.inf, -torch.inf]
+
+
+def test_a_compiled_step_takes_masks_later() -> None:
+    """Two groups with other p: what is compiled for the second must not guard what the first is told."""
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        a, b = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))
+        groups = [{"params": [a], "p": 1.5}, {"params": [b], "p": 2.0, "weight_decay": 0.0}]
+        optimizer = MirrorAdam(groups, lr=1e-2, fused=True)
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for k in range(6):
+            if k == 3:
+                optimizer.set_mask(a, torch.eye(4) > 0)
+            a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+            step()
+        found.append((a.detach(), b.detach()))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert (found[0][0] != 0).sum() == 4

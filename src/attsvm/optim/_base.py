@@ -21,7 +21,7 @@ from attsvm.optim._checks import (
     sticks_at_zero,
 )
 from attsvm.optim._edits import Watch
-from attsvm.optim._fused import pays_on_cpu, same_layout, use_fused
+from attsvm.optim._fused import outside_compiled, pays_on_cpu, same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
@@ -153,7 +153,8 @@ class MirrorOptimizer(Optimizer, ABC):
             params, weights, grads, masks, *states = ([] for _ in range(6 + self._state_columns))
             self._init_group(group, fused, params, weights, grads, masks, *states)
             if params:
-                self._step_group(group, fused, weights, grads, masks, *states)
+                step = self._step_fused if fused else self._step_group
+                step(group, fused, weights, grads, masks, *states)
                 self._remember(group["p"], params, weights)
         if not torch.compiler.is_compiling():
             self._calls += 1
@@ -225,6 +226,11 @@ class MirrorOptimizer(Optimizer, ABC):
         self, group: dict[str, Any], fused: bool, weights: Tensors, grads: Tensors, masks: Masks, *states: Tensors
     ) -> None:
         """Hand the lists, and the group's options, to the arithmetic; first of the states are θ and rests."""
+
+    @outside_compiled
+    def _step_fused(self, group: dict[str, Any], *rest: Any) -> None:
+        """A compiled step breaks its graph here: what the kernels are told are plain numbers, not guarded ones."""
+        self._step_group(group, *rest)
 
     def _shared(self, group: dict[str, Any], fused: bool, weights: Tensors, masks: Masks) -> dict[str, Any]:
         """What the arithmetic of either optimizer is told."""

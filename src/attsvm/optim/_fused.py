@@ -31,11 +31,11 @@ def outside_compiled(function: F) -> F:
     return torch.compiler.disable(function)  # pyright: ignore[reportCallIssue, reportArgumentType, reportReturnType]
 
 
+@outside_compiled
 def use_fused(weights: Iterable[Tensor], foreach: bool | None, fused: bool | None) -> bool:
-    """`fused=None` means: on CUDA where it can be, unless `foreach` was asked for or the step is being compiled. For a
-    CPU see `pays_on_cpu`."""
+    """`fused=None` means: on CUDA where it can be, unless `foreach` was asked for. For a CPU see `pays_on_cpu`."""
     if fused is None and foreach is None:
-        return not torch.compiler.is_compiling() and all(w.is_cuda and _why_not(w) is None for w in weights)
+        return all(w.is_cuda and _why_not(w) is None for w in weights)
     if fused:
         for weight in weights:
             if reason := _why_not(weight):
