@@ -151,9 +151,9 @@ def made(data: Path) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     if imdb.is_file():
         splits = imdb_texts(imdb)
         yield "imdb-characters", {split: characters(texts, CHARACTERS) for split, texts in splits.items()}
-    if imdb.is_file() and pieces.is_file():
-        yield "imdb", {split: encode(texts, bert(pieces)) for split, texts in imdb_texts(imdb).items()}
-        yield "imdb-labels", imdb_labels(imdb, bert(pieces))
+        if pieces.is_file():
+            yield "imdb", {split: encode(texts, bert(pieces)) for split, texts in splits.items()}
+            yield "imdb-labels", imdb_labels(imdb, bert(pieces))
     if (images := data / "cifar10.parquet").is_file():
         yield "cifar10-16", cifar10(images)
 
