@@ -25,7 +25,7 @@ from attsvm.experiments.catalog import sparse_cut, sparse_lr
 from attsvm.experiments.catalog.sparse_gpt import SETTINGS
 from attsvm.experiments.catalog.sparse_wikitext import CORPUS, PUSHED
 from attsvm.experiments.sparse.methods import Family
-from attsvm.experiments.sparse.rows import CORPORA, SOURCE, chosen_rate, kept_rows, method_of
+from attsvm.experiments.sparse.rows import CORPORA, MIRROR_MUON, POWERPROP, SOURCE, chosen_rate, kept_rows, method_of
 from attsvm.experiments.transformers import interval
 
 Row = dict[str, Any]
@@ -89,6 +89,11 @@ RATES = """Validation loss of the GPT on WikiText-2 after one epoch, dense, mean
 all six, with what it loses on each seed."""
 TOP = (0.9, 0.95, 0.98)
 SCOPE = ", scope = relative"
+LEADS = """How far the test loss is below that of {} with the same start, head and threshold, paired by seed: the mean
+and its 95% interval over the fresh seeds. Bold: beyond the noise. The threshold is one of |w| for all matrices, or in
+units of each matrix's root mean square (`scope="relative"`). A dagger marks MirrorMuon with the latter where {} was
+not run with it on fresh seeds."""
+MIRROR = ("MirrorAdam p = 1.1", POWERPROP, MIRROR_MUON)
 ONE_SHOT_WORDS = """Dense runs of the fresh seeds, each method at the rate that is best for its dense model, cut by
 size: one threshold of |w| for all matrices. Own head, nn.Linear's start; test loss."""
 CHARACTERS = """The first two million characters of WikiText-2's train split, a GPT of 2 layers and width 64, windows of
@@ -142,14 +147,48 @@ def cell(rows: list[Row], share: float, value: str = "test") -> str:
     return shown(values, scale) if values else "–"
 
 
-def lead(rows: list[Row], base: list[Row], share: float) -> str:
-    """How much lower than the base's, seed by seed."""
+def lead(rows: list[Row], base: list[Row], share: float, bold: bool = False) -> str:
+    """How much lower than the base's, seed by seed; bold where it is beyond the noise, if that is asked for."""
     losses, other = ({row["seed"]: row["test"] for row in fresh(part, share)} for part in (rows, base))
     paired = [other[seed] - losses[seed] for seed in losses if seed in other]
     if not paired:
         return "–"
     mean, half = interval(np.array(paired))
-    return f"{mean:+.3f} ± {half:.3f}" if math.isfinite(half) else f"{mean:+.3f}"
+    mark = "**" if bold and mean > half else ""
+    size = f"{mean:+.3f}".replace("-", "−")
+    return f"{mark}{size} ± {half:.3f}{mark}" if math.isfinite(half) else size
+
+
+def leads_table(settings: Mapping[str, list[Row]], than: str, ahead: Sequence[str]) -> list[str]:
+    """What methods gain over another one on every model, in one place."""
+    lines = [f"## How far ahead of {than}", "", LEADS.format(than, than), ""]
+    for share in TOP:
+        lines += [f"| {share:.0%} zeros | threshold | " + " | ".join(ahead) + " |", "|---" * (len(ahead) + 2) + "|"]
+        for setting, rows in settings.items():
+            methods = by_threshold(rows)
+            for scope, threshold in (("", "one"), (SCOPE, "relative")):
+                base = methods.get(than + scope, [])
+                if fresh(base, share):
+                    own = [lead(methods.get(method + scope, []), base, share, bold=True) for method in ahead]
+                    if than + SCOPE not in methods and MIRROR_MUON + SCOPE in methods:
+                        own[ahead.index(MIRROR_MUON)] = (
+                            lead(methods[MIRROR_MUON + SCOPE], base, share, bold=True) + " †"
+                        )
+                    if set(own) != {"–"}:
+                        lines.append(f"| {setting} | {threshold} | " + " | ".join(own) + " |")
+        lines.append("")
+    return lines
+
+
+def by_threshold(rows: list[Row]) -> dict[str, list[Row]]:
+    """By method and threshold, whatever the rate of the head."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["note"] in ("main", "tune", "relative"):
+            options = {name: value for name, value in row["options"].items() if name not in ("head_lr", "scope")}
+            scope = SCOPE if row["options"].get("scope") == "relative" else ""
+            found.setdefault(method_of({**row, "options": options}) + scope, []).append(row)
+    return found
 
 
 def by_method(rows: list[Row]) -> dict[str, list[Row]]:
@@ -368,28 +407,31 @@ def document(drawn: Mapping[str, Rows]) -> str:
     rows = kept_rows(str(FOLDER))
     imdb = matching(rows, {"corpus": "imdb", "clip": 1.0})
     settings = {name: matching(imdb, wanted) for name, wanted in SETTINGS.items()}
-    lines = []
+    wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})
+    labelled, other = matching(rows, {"corpus": "imdb-labels"}), matching(rows, {"corpus": "imdb-characters"})
+    characters = {init: matching(rows, {"corpus": "wikitext-characters", "init": init}) for init in ("torch", "gpt2")}
+    models = {f"GPT on IMDB, {name}": own for name, own in settings.items()}
+    models |= {"GPT on WikiText-2": wikitext, "ViT on CIFAR-10": images, "Characters": characters["torch"]}
+    models |= {"Characters, GPT-2's start": characters["gpt2"], "Characters of IMDB": other}
+    lines = leads_table(models, "AdamW", (*MIRROR, "Muon", "RigL")) + leads_table(models, "Muon", MIRROR)
     for name, own in settings.items():
         lines += setting_table(name, own) + relative_table(own) + penalty_table(own, PENALTY_ON_IMDB)
     lines += front_table(settings, FRONT_ON_IMDB) + start_table(settings)
     lines += explored_table([row for row in imdb if row["note"] == "explore"])
-    wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})
     lines += setting_table("WikiText-2", wikitext, WIKITEXT)
     lines += combined_table(matching(rows, {"corpus": "wikitext-2", "width": 0}))
     lines += relative_table(wikitext) + two_four_table(wikitext) + penalty_table(wikitext)
     lines += setting_table("CIFAR-10, 16 × 16 pixels", images, IMAGES, accuracies(images))
     lines += relative_table(images) + penalty_table(images, PENALTY_ON_IMAGES)
-    labelled = matching(rows, {"corpus": "imdb-labels"})
     lines += setting_table("Reviews of IMDB and their labels", labelled, LABELS, accuracies(labelled))
     lines += penalty_table(labelled, PENALTY_ON_LABELS, "accuracy")
     lines += one_shot_table(drawn["sparse-cut"])
     lines += rate_table(drawn["sparse-lr"])
-    characters = {init: matching(rows, {"corpus": "wikitext-characters", "init": init}) for init in ("torch", "gpt2")}
     lines += setting_table("Characters", characters["torch"], CHARACTERS) + relative_table(characters["torch"])
     lines += front_table({"nn.Linear's start": characters["torch"]}, FRONT_OF_CHARACTERS)
     lines += setting_table("Characters, GPT-2's start", characters["gpt2"], CHARACTERS_GPT2)
     lines += relative_table(characters["gpt2"])
-    lines += setting_table("Characters of IMDB", matching(rows, {"corpus": "imdb-characters"}), CHARACTERS_IMDB)
+    lines += setting_table("Characters of IMDB", other, CHARACTERS_IMDB)
     text = (Path(__file__).parent / "protocol.md").read_text()
     return text + "\n" + "\n".join(lines) + "\n"
 
