@@ -90,10 +90,11 @@ all six, with what it loses on each seed."""
 TOP = (0.9, 0.95, 0.98)
 SCOPE = ", scope = relative"
 LEADS = """How far the test loss is below that of {} with the same start, head and threshold, paired by seed: the mean
-and its 95% interval over the fresh seeds. Bold: beyond the noise. The threshold is one of |w| for all matrices, or in
-units of each matrix's root mean square (`scope="relative"`). A dagger marks MirrorMuon with the latter where {} was
-not run with it on fresh seeds."""
-MIRROR = ("MirrorAdam p = 1.1", POWERPROP, MIRROR_MUON)
+and its 95% interval over the fresh seeds. Bold: beyond the noise. The start is nn.Linear's unless GPT-2's is named;
+that of the tied head is GPT-2's. The threshold is one of |w| for all matrices; *relative*: in units of each matrix's
+root mean square (`scope="relative"`). A dagger marks MirrorMuon with the latter where {} was not run with it on fresh
+seeds."""
+MIRROR = {"MirrorAdam p = 1.1": "p = 1.1", POWERPROP: "powerprop", MIRROR_MUON: "MirrorMuon"}
 ONE_SHOT_WORDS = """Dense runs of the fresh seeds, each method at the rate that is best for its dense model, cut by
 size: one threshold of |w| for all matrices. Own head, nn.Linear's start; test loss."""
 CHARACTERS = """The first two million characters of WikiText-2's train split, a GPT of 2 layers and width 64, windows of
@@ -156,26 +157,25 @@ def lead(rows: list[Row], base: list[Row], share: float, bold: bool = False) -> 
     mean, half = interval(np.array(paired))
     mark = "**" if bold and mean > half else ""
     size = f"{mean:+.3f}".replace("-", "−")
+    if bold:
+        size = size.removeprefix("+")
     return f"{mark}{size} ± {half:.3f}{mark}" if math.isfinite(half) else size
 
 
-def leads_table(settings: Mapping[str, list[Row]], than: str, ahead: Sequence[str]) -> list[str]:
+def leads_table(settings: Mapping[str, list[Row]], than: str, ahead: Mapping[str, str]) -> list[str]:
     """What methods gain over another one on every model, in one place."""
     lines = [f"## How far ahead of {than}", "", LEADS.format(than, than), ""]
     for share in TOP:
-        lines += [f"| {share:.0%} zeros | threshold | " + " | ".join(ahead) + " |", "|---" * (len(ahead) + 2) + "|"]
+        lines += [f"| {share:.0%} zeros | " + " | ".join(ahead.values()) + " |", "|---" * (len(ahead) + 1) + "|"]
         for setting, rows in settings.items():
             methods = by_threshold(rows)
-            for scope, threshold in (("", "one"), (SCOPE, "relative")):
+            for scope in ("", SCOPE):
                 base = methods.get(than + scope, [])
-                if fresh(base, share):
-                    own = [lead(methods.get(method + scope, []), base, share, bold=True) for method in ahead]
-                    if than + SCOPE not in methods and MIRROR_MUON + SCOPE in methods:
-                        own[ahead.index(MIRROR_MUON)] = (
-                            lead(methods[MIRROR_MUON + SCOPE], base, share, bold=True) + " †"
-                        )
-                    if set(own) != {"–"}:
-                        lines.append(f"| {setting} | {threshold} | " + " | ".join(own) + " |")
+                own = {method: lead(methods.get(method + scope, []), base, share, bold=True) for method in ahead}
+                if than + SCOPE not in methods and MIRROR_MUON + SCOPE in methods:
+                    own[MIRROR_MUON] = lead(methods[MIRROR_MUON + SCOPE], base, share, bold=True) + " †"
+                if fresh(base, share) and set(own.values()) != {"–"}:
+                    lines.append(f"| {setting}{', relative' if scope else ''} | " + " | ".join(own.values()) + " |")
         lines.append("")
     return lines
 
@@ -410,10 +410,11 @@ def document(drawn: Mapping[str, Rows]) -> str:
     wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})
     labelled, other = matching(rows, {"corpus": "imdb-labels"}), matching(rows, {"corpus": "imdb-characters"})
     characters = {init: matching(rows, {"corpus": "wikitext-characters", "init": init}) for init in ("torch", "gpt2")}
-    models = {f"GPT on IMDB, {name}": own for name, own in settings.items()}
-    models |= {"GPT on WikiText-2": wikitext, "ViT on CIFAR-10": images, "Characters": characters["torch"]}
-    models |= {"Characters, GPT-2's start": characters["gpt2"], "Characters of IMDB": other}
-    lines = leads_table(models, "AdamW", (*MIRROR, "Muon", "RigL")) + leads_table(models, "Muon", MIRROR)
+    models = dict(zip(("IMDB", "IMDB, GPT-2's start", "IMDB, tied head"), settings.values(), strict=True))
+    models |= {"WikiText-2": wikitext, "images": images, "characters": characters["torch"]}
+    models |= {"characters, GPT-2's start": characters["gpt2"], "characters of IMDB": other}
+    lines = leads_table(models, "AdamW", MIRROR | {"Muon": "Muon", "RigL": "RigL"})
+    lines += leads_table(models, "Muon", MIRROR)
     for name, own in settings.items():
         lines += setting_table(name, own) + relative_table(own) + penalty_table(own, PENALTY_ON_IMDB)
     lines += front_table(settings, FRONT_ON_IMDB) + start_table(settings)
