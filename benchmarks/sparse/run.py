@@ -49,7 +49,7 @@ def read_plan(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
 
 
-SAME = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied")
+SAME = ("method", "corpus", "options", "epochs", "init", "rest_lr", "tied", "width")
 FACTOR, MOST_ADDED = 1.7, 3  # the grid of rates grows by this factor while its best rate lies at its edge
 
 
@@ -150,7 +150,7 @@ def work(tasks: Any, answers: Any, arguments: argparse.Namespace) -> None:
             if (shape, family.tied) not in models:
                 models[shape, family.tied] = make_model(shape, family.tied).to(device)
             model = models[shape, family.tied]
-            losses = loss_of if arguments.eager or family.width else compiled  # for short runs compiling takes too long
+            losses = loss_of if arguments.eager or family.short else compiled
             settings = {k: v for k, v in asdict(family).items() if k != "sparsities"}
             rows = train_family(family, corpus, shape, losses, model, fused=not arguments.unfused, done=done)
             for row in rows:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attsvm import MarginProblem, att_svm, solve, sphere
+from attsvm.svm._rows import Iterates, System
 
 SMOOTH = ["l1.5", "l2", "l3", "schatten1.5", "schatten3"]
 CORNERED = ["l1", "linf", "nuclear", "spectral", "group:rows", "group-max:rows"]
@@ -59,3 +60,25 @@ def test_equalities_alone_take_few_steps(norm: str) -> None:
     assert (solution.iterations <= 20).all()
     value = torch.einsum("bnd,bde,bne->bn", torch.as_tensor(A), solution.W, torch.as_tensor(Z))
     np.testing.assert_allclose(value, b, atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [2, 6], ids=["narrow", "wide"])
+@pytest.mark.parametrize("broken", ["_iterate", "solve_groups"])
+def test_what_one_kind_of_cone_leaves_open_the_other_solves(
+    tokens: int, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups that are vectors have two methods, and which is the first depends on the number of rows."""
+    problem = att_svm(sphere(5, tokens, 2, trials=8, seed=3))
+    expected = solve(problem, "group:rows")
+    assert expected.solved.any()
+
+    def hopeless(system: System, *_: Any) -> Iterates:
+        rows = system.rows
+        return Iterates(torch.zeros(rows.B, rows.d, rows.e).double(), system.b * 0, torch.zeros(rows.B).long())
+
+    monkeypatch.setattr(f"attsvm.svm._conic.{broken}", hopeless)
+    for method in ("stretched", "matched", "active"):
+        monkeypatch.setattr(f"attsvm.svm._solve.{method if method == 'matched' else 'solve_' + method}", hopeless)
+    solution = solve(problem, "group:rows")
+    np.testing.assert_array_equal(solution.solved, expected.solved)
+    np.testing.assert_allclose(solution.norm[solution.solved], expected.norm[expected.solved], rtol=2e-9)

@@ -47,12 +47,12 @@ def solve_blocks(
     tol: float,
     max_iterations: int,
     cancelled: float,
-    semidefinite: bool = False,
+    again: bool = False,
 ) -> Iterates:
-    """As `solve_lp`, for a norm made of blocks. Blocks that are vectors use second-order cones unless `semidefinite`,
-    which is slower but more robust where rows nearly contradict each other."""
+    """As `solve_lp`, for a norm made of blocks. Blocks that are vectors use second-order cones unless there are many
+    more rows than unknowns, for which semidefinite ones are cheaper; `again` the other ones."""
     system, blocks, left, right = _reduced(system, blocks)
-    if has_vectors(blocks) and not semidefinite and not is_wide(system):
+    if has_vectors(blocks) and is_wide(system) == again:
         out = solve_groups(system, blocks, tol, max_iterations, cancelled)
     else:
         out = _iterate(system, geometry, blocks, tol, max_iterations, cancelled)

@@ -257,7 +257,7 @@ def _run(
         return solve_linear(system, geometry.p == math.inf, tol, max_iterations, cancelled)
     if nuclear or blocks is not None:
         blocks = blocks or Blocks.whole(rows.d, rows.e, "sum")
-        return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled, semidefinite=again)
+        return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled, again)
     if isinstance(geometry, Lp):
         if geometry.p != 2 or not suits_pivots(system):
             return solve_lp(system, geometry.p, tol, max_iterations, cancelled)

@@ -49,7 +49,7 @@ def _model(shape: Shape, tied: bool, device: str) -> nn.Module:
 
 def _losses(family: Family, device: torch.device) -> Losses:
     """Compiled on a GPU, except for short runs."""
-    return loss_of if device.type == "cpu" or family.width else _compiled()
+    return loss_of if device.type == "cpu" or family.short else _compiled()
 
 
 @cache

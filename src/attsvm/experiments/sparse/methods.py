@@ -39,6 +39,11 @@ class Family:
     scale: float = 1.0  # of all matrices at their start
     note: str = "main"
 
+    @property
+    def short(self) -> bool:
+        """Whether compiling would take longer than it saves."""
+        return bool(self.width) and self.epochs <= 1
+
     def key(self, sparsity: float) -> str:
         parts = {k: _plain(v) for k, v in asdict(self).items() if k not in ("sparsities", "note", "options")}
         options = sorted((k, _plain(v)) for k, v in self.options.items())
