@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from attsvm.errors import AttsvmError
 from attsvm.optim._base import Masks, MirrorOptimizer, Tensors, masked, zeros_like
 from attsvm.optim._checks import check_at_least_zero, check_lr, check_moments_of
+from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import Source
 from attsvm.optim._mirror_adam import MirrorAdam
 from attsvm.optim._mirror_descent import mirror_descent
@@ -227,6 +228,7 @@ def mirror_muon(
     mirror_descent(params, steps, mirrors, rests, [], [], p=p, momentum=0.0, nesterov=False, masks=masks, **options)
 
 
+@outside_compiled
 def orthogonal(directions: Sequence[Tensor], ns_steps: int) -> Tensors:
     """Roughly the orthogonal factor of every matrix, times 0.2·√(its longer side): the root mean square of an entry is
     then about 0.2. Matrices of one size are multiplied together, because many small products take long."""
