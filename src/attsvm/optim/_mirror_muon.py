@@ -215,20 +215,30 @@ def mirror_muon(
 ) -> None:
     """The arithmetic of :class:`MirrorMuon` for hidden matrices. `grads` may be sharded, the others are local;
     `options` are those of :func:`mirror_descent`, which takes the step."""
-    a, masks = inverse_exponent(p), masks or [None for _ in params]
-    slopes = masked(masks, [local(grad) for grad in grads])
-    slopes = [slope.to(buffer.dtype) for slope, buffer in zip(slopes, momentum_buffers)]
-    if moments_of == "mirror" and a != 1:
-        # Of the weight, not of θ: what was edited since the last step is noticed below.
-        slopes = [slope * slope_of_weight(w.to(slope.dtype), a, of_weight=True) for w, slope in zip(params, slopes)]
-    torch._foreach_lerp_(momentum_buffers, slopes, 1 - momentum)
-    means = torch._foreach_lerp(slopes, momentum_buffers, momentum)
-    steps = orthogonal([through_whole(grad, mean) for grad, mean in zip(grads, means)], ns_steps)
-    steps = [through_whole(grad, step, back=True) for grad, step in zip(grads, steps)]
+    masks = masks or [None for _ in params]
+    a = inverse_exponent(p) if moments_of == "mirror" else 1.0
+    steps = _orthogonal_steps(params, grads, momentum_buffers, masks, a, momentum, ns_steps)
     mirror_descent(params, steps, mirrors, rests, [], [], p=p, momentum=0.0, nesterov=False, masks=masks, **options)
 
 
 @outside_compiled
+def _orthogonal_steps(
+    params: Tensors, grads: Tensors, buffers: Tensors, masks: Masks, a: float, momentum: float, ns_steps: int
+) -> Tensors:
+    """Orthogonal factors of the momentum, which is updated; of the gradient with respect to θ for a ≠ 1.
+
+    A compiled step breaks its graph here: torch 2.11 cannot compile this for CUDA, and little of it can be fused."""
+    slopes = masked(masks, [local(grad) for grad in grads])
+    slopes = [slope.to(buffer.dtype) for slope, buffer in zip(slopes, buffers)]
+    if a != 1:
+        # Of the weight, not of θ: what was edited since the last step is noticed later.
+        slopes = [slope * slope_of_weight(w.to(slope.dtype), a, of_weight=True) for w, slope in zip(params, slopes)]
+    torch._foreach_lerp_(buffers, slopes, 1 - momentum)
+    means = torch._foreach_lerp(slopes, buffers, momentum)
+    steps = orthogonal([through_whole(grad, mean) for grad, mean in zip(grads, means)], ns_steps)
+    return [through_whole(grad, step, back=True) for grad, step in zip(grads, steps)]
+
+
 def orthogonal(directions: Sequence[Tensor], ns_steps: int) -> Tensors:
     """Roughly the orthogonal factor of every matrix, times 0.2·√(its longer side): the root mean square of an entry is
     then about 0.2. Matrices of one size are multiplied together, because many small products take long."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,13 @@ from attsvm.experiments.sparse.rows import (
 )
 from attsvm.experiments.transformers import interval, nothing_yet
 
-SETTINGS = {
-    "own head, nn.Linear's start": {"tied": False, "init": "torch"},
-    "own head, GPT-2's start": {"tied": False, "init": "gpt2"},
-    "tied head, GPT-2's start": {"tied": True, "init": "gpt2"},
+SETTINGS: dict[str, dict[str, Any]] = {
+    "own head, nn.Linear's start": {"tied": False, "init": "torch", "width": 0},
+    "own head, GPT-2's start": {"tied": False, "init": "gpt2", "width": 0},
+    "tied head, GPT-2's start": {"tied": True, "init": "gpt2", "width": 0},
+    "width 768, nn.Linear's start": {"tied": False, "init": "torch", "width": 768, "epochs": 2.0},
 }
-OWN, OWN_GPT2, TIED = SETTINGS
+OWN, OWN_GPT2, TIED, WIDE = SETTINGS
 EVERYWHERE = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5", "Muon", UNMASKED)
 """Methods that were run in all settings; the others were run in the first."""
 
@@ -84,7 +85,7 @@ AIMS = {0.9: 0.0, 0.95: 0.05}
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     method = params["method"]
-    wanted = SETTINGS[params["setting"]] | {"corpus": "imdb", "clip": 1.0, "epochs": 4.0}
+    wanted = {"corpus": "imdb", "clip": 1.0, "epochs": 4.0} | SETTINGS[params["setting"]]
     if method in PENALTIES:
         return by_penalty(params, wanted, trials, device, data)
     if method in BY_CELL:
@@ -132,6 +133,7 @@ def figure(rows: Rows) -> Figure:
     panels |= {
         f"{setting}: a threshold for each matrix": ("AdamW", *RELATIVE, MIRROR_MUON) for setting in (OWN_GPT2, OWN)
     }
+    panels[WIDE] = ("AdamW", OURS[0], "Muon", POWERPROP, MIRROR_MUON, RELATIVE[0])
     names = {taught.cell: f"{taught.name}, taught" for taught in TAUGHT}
     names |= {method: method.replace("scope = ", "") for method in RELATIVE}
     for ax, (title, methods) in zip(flat, panels.items()):
@@ -140,9 +142,8 @@ def figure(rows: Rows) -> Figure:
         dense_line(ax, own)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
-    below(flat[-3], rows.where(setting=OWN), METHODS[1:], OWN)
-    _above(flat[-2], rows.where(setting=OWN), 0.95)
-    flat.pop().remove()
+    below(flat[-2], rows.where(setting=OWN), METHODS[1:], OWN)
+    _above(flat[-1], rows.where(setting=OWN), 0.95)
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
     return finish(figure, flat)
 
@@ -150,7 +151,7 @@ def figure(rows: Rows) -> Figure:
 def checks(rows: Rows) -> list[Check]:
     methods = (*OURS, POWERPROP, MIRROR_MUON)
     made = [check for setting in SETTINGS for check in leads(rows, setting, methods, BARS, setting=setting)]
-    for setting in (OWN, OWN_GPT2):
+    for setting in (OWN, OWN_GPT2, WIDE):
         made += leads(rows, setting, (*RELATIVE[1:], MIRROR_MUON), BARS, RELATIVE[0], setting=setting)
     for taught in TAUGHT:
         own = rows.where(setting=taught.setting)
