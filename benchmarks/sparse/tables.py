@@ -410,7 +410,8 @@ def document(drawn: Mapping[str, Rows]) -> str:
     wikitext, images = matching(rows, CORPUS), matching(rows, {"corpus": "cifar10-16"})
     labelled, other = matching(rows, {"corpus": "imdb-labels"}), matching(rows, {"corpus": "imdb-characters"})
     characters = {init: matching(rows, {"corpus": "wikitext-characters", "init": init}) for init in ("torch", "gpt2")}
-    models = dict(zip(("IMDB", "IMDB, GPT-2's start", "IMDB, tied head", "IMDB, width 768"), settings.values(), strict=True))
+    names = "IMDB", "IMDB, GPT-2's start", "IMDB, tied head", "IMDB, width 768"
+    models = dict(zip(names, settings.values(), strict=True))
     models |= {"WikiText-2": wikitext, "images": images, "characters": characters["torch"]}
     models |= {"characters, GPT-2's start": characters["gpt2"], "characters of IMDB": other}
     lines = leads_table(models, "AdamW", MIRROR | {"Muon": "Muon", "RigL": "RigL"})

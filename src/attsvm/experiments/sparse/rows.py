@@ -293,7 +293,8 @@ def below(ax: Axes, rows: Rows, methods: Sequence[str], title: str) -> None:
 
 def share_axis(ax: Axes, title: str) -> None:
     ax.set(xscale="log", xlabel="entries that are not 0, %", title=title)
-    ticks = [tick for tick in (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2) if 0.99 * ax.dataLim.x0 <= tick <= 1.01 * ax.dataLim.x1]
+    least, most = 0.99 * ax.dataLim.x0, 1.01 * ax.dataLim.x1
+    ticks = [tick for tick in (100, 50, 20, 10, 5, 2, 1, 0.5, 0.2) if least <= tick <= most]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     ax.invert_xaxis()
