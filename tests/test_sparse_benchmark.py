@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,12 @@ def test_the_grid_of_rates_grows_while_the_best_lies_at_its_edge() -> None:
     rows.append(row(0.014, float("nan")))
     assert [family.lr for family in run.families(best, rows)] == [8e-3]
     assert run.replace_keys({**rows[0], "epochs": 4.0, "sparsity": 0.9}) == run.families(entry, rows)[0].key(0.9)
+    assert run.families({**best, "width": 768}, rows) == []  # rates of another width say nothing
+
+
+def test_only_short_runs_of_another_width_are_not_compiled() -> None:
+    usual = methods.Family("adamw", 1e-3, 0)
+    assert [replace(usual, width=w, epochs=e).short for w, e in ((0, 1), (128, 1), (768, 2))] == [False, True, False]
 
 
 def test_images_are_classified_at_the_share_of_zeros(tmp_path: Path) -> None:
