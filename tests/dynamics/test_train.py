@@ -1,6 +1,8 @@
 """Runs: what they return, that they resume, and that trials do not meet."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +198,21 @@ def test_stops_when_directions_rest(data: TokenData):
     moves = (units[1:] - units[:-1]).flatten(2).norm(dim=2).amax(1)
     assert run.state.step == run.steps[-1] < 5000
     assert moves[-1] <= 2e-2 < moves[1:-1].min()
+
+
+def test_runs_that_stop_resume_as_if_never_interrupted(data: TokenData, tmp_path: Path):
+    options: dict[str, Any] = {"at": 100, "stop": 2e-2, "record": ["loss"]}
+    whole = train(data, steps=5000, **options)
+    last = whole.state.step
+    for cut in (last - 150, last - 100, last - 50):
+        part = train(data, steps=cut, **options)
+        assert part.state.step == cut
+        resumed = train(data, steps=5000, resume=part, **options)
+        assert torch.equal(resumed.W, whole.W) and torch.equal(resumed.steps, whole.steps)
+    path = tmp_path / "run.safetensors"
+    for _ in range(3):  # repeating the call changes nothing
+        assert train(data, steps=5000, checkpoint=path, **options).state.step == last
+    assert train(data[[1, 3]], steps=last, resume=Trajectory.load(path)[[1, 3]], **options).state.step == last
 
 
 def test_near_starts_inside_the_cone(data: TokenData):

@@ -321,4 +321,5 @@ def _resumed(
     if state.step > steps:
         raise AttsvmError(f"steps must be at least {state.step}, where the resumed run is, but got {steps}.")
     blocks = {name: {key: x.to(data.X) for key, x in block.items()} for name, block in state.blocks.items()}
-    return TrainState(state.step, blocks, state.compiled if compile is None else bool(compile))
+    direction = None if state.direction is None else state.direction.to(data.X)
+    return TrainState(state.step, blocks, state.compiled if compile is None else bool(compile), direction)
