@@ -216,11 +216,12 @@ def _convexity(run: Trajectory) -> Tensor:
     """
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule
-    mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
-    if lr is None or not mirror or run.loss.couples:
+    if type(rule) is not MirrorDescent or not has_divergence(rule.geometry):
+        return run.W.new_zeros(0, len(run))
+    if lr is None or run.parameterization == "KQ" or run.loss.couples:
         return run.W.new_zeros(0, len(run))
     if run.parameterization == "joint":
         W = W[-1:]
     # Equally spaced among the records, the last one in any case.
     W = W[torch.linspace(len(W) - 1, 0, min(len(W), STEPS_CHECKED)).round().long().flip(0)]
-    return torch.stack([step_convexity(run.data, run.geometry, w, lr, run.normalized, run.loss) for w in W])
+    return torch.stack([step_convexity(run.data, rule.geometry, w, lr, run.normalized, run.loss) for w in W])
