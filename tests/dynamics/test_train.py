@@ -200,6 +200,14 @@ def test_stops_when_directions_rest(data: TokenData):
     assert moves[-1] <= 2e-2 < moves[1:-1].min()
 
 
+@pytest.mark.parametrize("parameterization", ["W", "KQ", "joint"])
+def test_the_log_loss_of_outputs_that_are_no_probabilities_is_refused(data: TokenData, parameterization: str):
+    """It is no short name of the logistic loss: −log of a negative number is no loss."""
+    with pytest.raises(AttsvmError, match=r"outputs that are probabilities.*take logistic"):
+        train(data, "l2", parameterization, steps=5, loss="log")
+    assert len(train(data[[]], steps=5, loss="log")) == 0
+
+
 def test_runs_that_stop_resume_as_if_never_interrupted(data: TokenData, tmp_path: Path):
     options: dict[str, Any] = {"at": 20, "stop": 5e-2, "record": ["loss"]}
     data = data[:4]

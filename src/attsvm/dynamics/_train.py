@@ -115,7 +115,7 @@ def train(
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
     _check_norms(limit, rule, shapes, data)
-    check_loss(method.loss, data.n, data.K, data.device)
+    check_loss(method.loss, data, trains_head="v" in names)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
