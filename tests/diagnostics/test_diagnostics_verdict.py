@@ -9,7 +9,7 @@ import torch
 from diagnostics_naive import random_W, with_head
 from torch import Tensor
 
-from attsvm import AttsvmError, Lp, Nuclear, Status, TokenData, att_svm, head_svm, solve, sphere
+from attsvm import AttsvmError, Lp, Mahalanobis, Nuclear, Status, TokenData, att_svm, head_svm, solve, sphere
 from attsvm.diagnostics import (
     Evidence,
     Signature,
@@ -300,6 +300,18 @@ def test_no_trials(data: TokenData) -> None:
 def test_single_precision_is_judged_in_double(data: TokenData) -> None:
     v = verdict(train(data.to(dtype=torch.float32), "l2", steps=500, compile=False))
     assert v.error.dtype == torch.float64
+
+
+def test_norms_of_one_name_are_all_judged(data: TokenData) -> None:
+    run = train(data, steps=50, compile=False)
+    rows, columns = torch.ones(data.d, data.e), torch.arange(1.0, data.e + 1).expand(data.d, data.e)
+    norms = [Mahalanobis(rows), Mahalanobis(columns), "l2", Mahalanobis(rows)]
+    v = verdict(run, norms=norms)
+    assert list(v.efficiency) == ["l2", "mahalanobis", "mahalanobis #2"]
+    problem = att_svm(data, run.tokens)
+    for norm, share in zip(norms, list(v.efficiency.values())[1:]):
+        known = ~share.isnan()
+        torch.testing.assert_close(share[known], solve(problem, norm).efficiency(run.W)[known], rtol=1e-8, atol=1e-8)
 
 
 def test_no_theorem_on_descent_in_one_norm_applies_to_steps_in_another() -> None:

@@ -113,11 +113,15 @@ def verdict(
     ratio = _known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite)
     if norms is None:
         norms = () if isinstance(run.rule, MirrorDescent) and run.rule_known else ("l2", "linf", "spectral")
-    efficiency = {geometry.name: ratio}
+    shares = {geometry: ratio}
     for other in map(parse_geometry, norms):
-        if other.name not in efficiency:
+        if other not in shares:
             theirs = solve(solution.problem, other)
-            efficiency[other.name] = _known(margin_ratio(data, tokens, W, other, theirs), finite & ~composite)
+            shares[other] = _known(margin_ratio(data, tokens, W, other, theirs), finite & ~composite)
+    efficiency: dict[str, Tensor] = {}
+    for other, share in shares.items():  # norms with parameters may have one name
+        number = 1 + sum(name.partition(" #")[0] == other.name for name in efficiency)
+        efficiency[other.name if number == 1 else f"{other.name} #{number}"] = share
     return Verdict(
         prediction=predicted_limit(run, solution.norm),
         efficiency=efficiency,
