@@ -1,15 +1,17 @@
 """The verdict on real runs, on made-up runs for each signature, and its invariances."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from diagnostics_naive import random_W, with_head
+from torch import Tensor
 
-from attsvm import AttsvmError, Lp, Nuclear, Status, TokenData, att_svm, head_svm, solve, sphere
+from attsvm import AttsvmError, Lp, Mahalanobis, Nuclear, Status, TokenData, att_svm, head_svm, solve, sphere
 from attsvm.diagnostics import (
+    Evidence,
     Signature,
     Verdict,
     constants,
@@ -298,6 +300,46 @@ def test_no_trials(data: TokenData) -> None:
 def test_single_precision_is_judged_in_double(data: TokenData) -> None:
     v = verdict(train(data.to(dtype=torch.float32), "l2", steps=500, compile=False))
     assert v.error.dtype == torch.float64
+
+
+def test_norms_of_one_name_are_all_judged(data: TokenData) -> None:
+    run = train(data, steps=50, compile=False)
+    rows, columns = torch.ones(data.d, data.e), torch.arange(1.0, data.e + 1).expand(data.d, data.e)
+    norms = [Mahalanobis(rows), Mahalanobis(columns), "l2", Mahalanobis(rows)]
+    v = verdict(run, norms=norms)
+    assert list(v.efficiency) == ["l2", "mahalanobis", "mahalanobis #2"]
+    problem = att_svm(data, run.tokens)
+    for norm, share in zip(norms, list(v.efficiency.values())[1:]):
+        known = ~share.isnan()
+        torch.testing.assert_close(share[known], solve(problem, norm).efficiency(run.W)[known], rtol=1e-8, atol=1e-8)
+
+
+def test_no_theorem_on_descent_in_one_norm_applies_to_steps_in_another() -> None:
+    @dataclass(frozen=True)
+    class Halved(MirrorDescent):
+        """A user's rule that forgets."""
+
+        def step(self, state: Any, gradient: Any, eta: Tensor) -> Any:
+            return {name: x / 2 for name, x in super().step(state, gradient, eta).items()}
+
+    pairs = sphere(1, 2, 8, trials=4, seed=1)
+    lr = 0.5 / lipschitz_constant(pairs).max().item()
+    barrier = "loss below the barrier, the proof of Theorem 6 (global direction)"
+    names = ("TF-as-SVM Theorem 3 (norm diverges)", "TF-as-SVM Theorem 4 (global direction)", barrier)
+    options: dict[str, Any] = {"lr": lr, "steps": 5, "compile": False, "init": {"W": 1e3 * torch.eye(8)}}
+    for rule in (MirrorDescent(normalize=False), MirrorDescent(Lp(3), normalize=False), Halved(normalize=False)):
+        v = verdict(train(pairs, "l2", rule=rule, **options))
+        applies = rule == MirrorDescent(normalize=False)
+        assert all(
+            bool(v.conditions[name]["mirror descent in the norm of the limit"].all()) == applies for name in names
+        )
+        assert all(applies or not v.theorems[name].any() for name in names)
+        assert (v.prediction.evidence == Evidence.ATTENTION) == applies
+    # A limit in a norm without a mirror map is judged by its margin.
+    for limit in ("linf", "spectral", "group:rows"):
+        v = verdict(train(pairs, limit, rule=MirrorDescent(normalize=False), **options))
+        assert v.error_name == "1 - margin ratio"
+        assert v.prediction.evidence == Evidence.NONE
 
 
 def test_summary_and_rows_are_plain(data: TokenData) -> None:

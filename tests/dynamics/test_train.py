@@ -1,6 +1,8 @@
 """Runs: what they return, that they resume, and that trials do not meet."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +198,30 @@ def test_stops_when_directions_rest(data: TokenData):
     moves = (units[1:] - units[:-1]).flatten(2).norm(dim=2).amax(1)
     assert run.state.step == run.steps[-1] < 5000
     assert moves[-1] <= 2e-2 < moves[1:-1].min()
+
+
+@pytest.mark.parametrize("parameterization", ["W", "KQ", "joint"])
+def test_the_log_loss_of_outputs_that_are_no_probabilities_is_refused(data: TokenData, parameterization: str):
+    """It is no short name of the logistic loss: −log of a negative number is no loss."""
+    with pytest.raises(AttsvmError, match=r"outputs that are probabilities.*take logistic"):
+        train(data, "l2", parameterization, steps=5, loss="log")
+    assert len(train(data[[]], steps=5, loss="log")) == 0
+
+
+def test_runs_that_stop_resume_as_if_never_interrupted(data: TokenData, tmp_path: Path):
+    options: dict[str, Any] = {"at": 20, "stop": 5e-2, "record": ["loss"]}
+    data = data[:4]
+    whole = train(data, steps=5000, **options)
+    last = whole.state.step
+    for cut in (last - 30, last - 20, last - 10):
+        part = train(data, steps=cut, **options)
+        assert part.state.step == cut
+        resumed = train(data, steps=5000, resume=part, **options)
+        assert same(resumed, whole)
+    path = tmp_path / "run.safetensors"
+    for _ in range(3):  # repeating the call changes nothing
+        assert train(data, steps=5000, checkpoint=path, **options).state.step == last
+    assert train(data[[1, 3]], steps=last, resume=Trajectory.load(path)[[1, 3]], **options).state.step == last
 
 
 def test_near_starts_inside_the_cone(data: TokenData):

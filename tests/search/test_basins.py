@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attsvm
-from attsvm import AttsvmError, att_svm, solve, sphere, train
+from attsvm import AttsvmError, TokenData, att_svm, solve, sphere, train
 from attsvm.diagnostics import constants, directional_bregman, in_C, is_locally_optimal, radius
 from attsvm.search import basins, cone_start, counterexample
 
@@ -85,6 +85,9 @@ def test_a_cone_needs_locally_optimal_tokens() -> None:
         cone_start(data, lr=-1)
     with pytest.raises(AttsvmError, match="ℓp norm"):
         cone_start(data, geometry="nuclear")
+    bent = TokenData.cross(data.X, data.Z, head=lambda x: x[..., 0] ** 3)
+    with pytest.raises(AttsvmError, match="head must be linear"):
+        cone_start(bent)
 
 
 def test_the_atlas_shows_every_problem() -> None:

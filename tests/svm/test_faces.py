@@ -63,6 +63,22 @@ def test_distances_from_a_face() -> None:
     assert face_distance(torch.tensor([[[0.9], [0.1]]]), twice).item() == pytest.approx(0, abs=1e-6)
 
 
+def test_the_face_of_a_solution_at_its_corner() -> None:
+    """|w₁| + |w₂| with −w₁ − w₂ ≥ 2 and 2w₁ − w₂ ≥ 1: the face is (−t, t − 2), 0 ≤ t ≤ 1/3, and `solve` may return the
+    corner t = 0."""
+    solution = solve(MarginProblem.from_rows([[-1.0, -1.0], [2.0, -1.0]], b=[2.0, 1.0]), "l1")
+    assert face_point(solution)[0, :, 0].tolist() == pytest.approx([-1 / 3, -5 / 3], abs=1e-7)
+    corner = torch.tensor([[0.0], [-2.0]])
+    assert face_distance(corner, solution).item() == pytest.approx(0, abs=1e-7)
+    assert face_point(solution, corner)[0, :, 0].tolist() == pytest.approx([0, -2], abs=1e-7)
+
+
+def test_rows_at_an_obtuse_angle_are_projected_on() -> None:
+    """Equal multipliers are an eigenvector of their products, and not that of the largest eigenvalue."""
+    solution = solve(MarginProblem.from_rows([[0.0, -1.0], [1.0, -1.0]], [[-2.0, 0.0], [1.0, -1.0]]), "l1")
+    assert face_point(solution)[0].flatten().tolist() == pytest.approx([0.5, -0.5, 0.5, 0.5], abs=1e-7)
+
+
 def test_unique_solutions_infeasible_ones_and_other_norms() -> None:
     solution = solve(att_svm(sphere(3, 4, 5, trials=2)), "l2")
     assert torch.equal(face_point(solution), solution.W)

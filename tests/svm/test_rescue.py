@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attsvm import MarginProblem, att_svm, solve, sphere
+from attsvm import Lp, MarginProblem, Status, att_svm, solve, sphere
+from attsvm.svm._certify import Answer
+from attsvm.svm._matched import matched
 from attsvm.svm._rows import Iterates, System
+from attsvm.svm._solve import prepare
 
 SMOOTH = ["l1.5", "l2", "l3", "schatten1.5", "schatten3"]
 CORNERED = ["l1", "linf", "nuclear", "spectral", "group:rows", "group-max:rows"]
@@ -82,3 +86,44 @@ def test_what_one_kind_of_cone_leaves_open_the_other_solves(
     solution = solve(problem, "group:rows")
     np.testing.assert_array_equal(solution.solved, expected.solved)
     np.testing.assert_allclose(solution.norm[solution.solved], expected.norm[expected.solved], rtol=2e-9)
+
+
+@pytest.mark.parametrize("norm", SMOOTH + CORNERED)
+def test_equalities_that_agree_but_for_rounding_are_solved_in_every_norm(norm: str) -> None:
+    """Eight values of a 2 × 2 matrix, such as softmax ratios give; of the last instances one value is wrong."""
+    rng = np.random.default_rng(1)
+    A, Z, W = rng.normal(size=(6, 8, 2)), rng.normal(size=(6, 8, 2)), rng.normal(size=(6, 2, 2))
+    b = np.einsum("bnd,bde,bne->bn", A, W, Z)
+    b[4:, 3] += 1e-3
+    solution = solve(MarginProblem.from_rows(A, Z, b=b, equality=True), norm)
+    assert [str(status) for status in solution.status] == ["solved"] * 4 + ["infeasible"] * 2
+    np.testing.assert_allclose(solution.W[:4], W[:4], atol=1e-9)
+
+
+def test_a_w_that_violates_equalities_does_not_replace_one_that_meets_them() -> None:
+    problem = MarginProblem.from_rows([[1.0, 0.0], [0.0, 1.0]], b=[1.0, 2.0], equality=True)
+    good = solve(problem, "linf")
+    zero = torch.zeros(1, dtype=torch.long)
+
+    def answer(W: torch.Tensor, violation: float) -> Answer:
+        return Answer(
+            W, good.multipliers.flatten(1), good.lower, Lp(math.inf).norm(W), torch.full((1, 2), violation), zero, zero
+        )
+
+    for first, second in (
+        (answer(good.W, 0.0), answer(0 * good.W, 2.0)),
+        (answer(0 * good.W, 2.0), answer(good.W, 0.0)),
+    ):
+        first.improve(second, 1e-9)
+        assert first.upper.item() == 2
+        assert first.status.item() == Status.SOLVED
+
+
+def test_multipliers_without_a_scale_are_matched_by_none() -> None:
+    """b'λ = 0: there is nothing to divide by."""
+    system, _, _, _ = prepare(MarginProblem.from_rows([[1.0, 0.0], [0.0, 1.0]], b=1.0, equality=True), Lp(math.inf))
+    lam = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    run = Iterates(torch.zeros(1, 2, 1, dtype=torch.float64), lam, torch.zeros(1, dtype=torch.long))
+    blocks = Lp(math.inf).blocks(2, 1)
+    assert blocks is not None
+    assert matched(system, blocks, run).lam.tolist() == [[0, 0]]

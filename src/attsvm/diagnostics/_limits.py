@@ -190,6 +190,8 @@ def _unproved(run: Trajectory) -> str:
 
 
 def _of_rule(rule: Rule) -> tuple[Evidence, str]:
+    if not type(rule).__module__.startswith("attsvm."):
+        return Evidence.CONJECTURED, "the rule says so"
     if isinstance(rule, MirrorDescent):
         if not isinstance(rule.geometry, Lp):
             return Evidence.CONJECTURED, "mirror descent with a potential other than that of ℓp"
@@ -214,9 +216,7 @@ def _of_rule(rule: Rule) -> tuple[Evidence, str]:
         if rule.newton_schulz:
             return Evidence.CONJECTURED, "Newton–Schulz steps leave singular values near 1, and stop short (map-muon)"
         return Evidence.LINEAR, "steepest descent with momentum in this norm (map-muon)"
-    if isinstance(rule, Lion):
-        return Evidence.CONJECTURED, "sign descent with momentum of two memories (map-adam)"
-    return Evidence.CONJECTURED, "the rule says so"
+    return Evidence.CONJECTURED, "sign descent with momentum of two memories (map-adam)"  # Lion
 
 
 def _momentum(rule: Rule) -> float:

@@ -77,10 +77,14 @@ class Facts:
     @cached_property
     def plain_step(self) -> dict[str, Tensor]:
         """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
-        run = self.run
-        plain = isinstance(run.rule, MirrorDescent) and not run.normalized and run.constant_lr is not None
+        run, rule = self.run, self.run.rule
+        mirror = type(rule) is MirrorDescent  # a user's subclass may step otherwise
+        plain = mirror and not run.normalized and run.constant_lr is not None
         plain = plain and run.mini_batches is None and run.settings.get("ridge") == 0
-        return {"plain steps of one size": self.everywhere(plain)}
+        return {
+            "mirror descent in the norm of the limit": self.everywhere(mirror and rule.geometry == run.geometry),
+            "plain steps of one size": self.everywhere(plain),
+        }
 
     @cached_property
     def lr(self) -> float:

@@ -113,11 +113,15 @@ def verdict(
     ratio = _known(margin_ratio(data, tokens, W, geometry, solution), finite & ~composite)
     if norms is None:
         norms = () if isinstance(run.rule, MirrorDescent) and run.rule_known else ("l2", "linf", "spectral")
-    efficiency = {geometry.name: ratio}
+    shares = {geometry: ratio}
     for other in map(parse_geometry, norms):
-        if other.name not in efficiency:
+        if other not in shares:
             theirs = solve(solution.problem, other)
-            efficiency[other.name] = _known(margin_ratio(data, tokens, W, other, theirs), finite & ~composite)
+            shares[other] = _known(margin_ratio(data, tokens, W, other, theirs), finite & ~composite)
+    efficiency: dict[str, Tensor] = {}
+    for other, share in shares.items():  # norms with parameters may have one name
+        number = 1 + sum(name.partition(" #")[0] == other.name for name in efficiency)
+        efficiency[other.name if number == 1 else f"{other.name} #{number}"] = share
     return Verdict(
         prediction=predicted_limit(run, solution.norm),
         efficiency=efficiency,
@@ -216,11 +220,12 @@ def _convexity(run: Trajectory) -> Tensor:
     """
     _, W = run.recorded_W
     lr, rule = run.constant_lr, run.rule
-    mirror = isinstance(rule, MirrorDescent) and has_divergence(rule.geometry) and run.parameterization != "KQ"
-    if lr is None or not mirror or run.loss.couples:
+    if type(rule) is not MirrorDescent or not has_divergence(rule.geometry):
+        return run.W.new_zeros(0, len(run))
+    if lr is None or run.parameterization == "KQ" or run.loss.couples:
         return run.W.new_zeros(0, len(run))
     if run.parameterization == "joint":
         W = W[-1:]
     # Equally spaced among the records, the last one in any case.
     W = W[torch.linspace(len(W) - 1, 0, min(len(W), STEPS_CHECKED)).round().long().flip(0)]
-    return torch.stack([step_convexity(run.data, run.geometry, w, lr, run.normalized, run.loss) for w in W])
+    return torch.stack([step_convexity(run.data, rule.geometry, w, lr, run.normalized, run.loss) for w in W])

@@ -89,6 +89,7 @@ class Run:
         self.data, self.method, self.schedules = data, method, schedules
         self.limit, self.stepper, self.batches = limit, stepper, batches
         self.step, self.segment = state.step, 100
+        self.direction = state.direction
         self.rows: list[Row] = []
         self.chunks = [self._chunk(trials, state) for trials in chunks(data)]
 
@@ -111,14 +112,17 @@ class Run:
 
         `pause` is called every few seconds, when all trials are at the same step.
         """
-        direction = None
+        if stop is None:
+            self.direction = None
         for target in planned:
             self._advance(target, report, pause)
             self.rows.append((target, self.measure(record)))
             if stop is not None:
-                before, direction = direction, self._direction()
-                if before is not None and bool(((direction - before).square().sum((1, 2)) <= stop**2).all()):
+                before, now = self.direction, self._direction()
+                rests = before is not None and bool(((now - before).square().sum((1, 2)) <= stop**2).all())
+                if rests or target == planned[-1]:  # a resumed run compares this step with the same one
                     break
+                self.direction = now
 
     def measure(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The named quantities of all trials, (B, …) each."""
@@ -135,7 +139,7 @@ class Run:
             "tokens": final["tokens"],
             "v": final.get("v"),
             "factors": (final["K"], final["Q"]) if "K" in final else None,
-            "state": TrainState(self.step, blocks, self.stepper.compiled),
+            "state": TrainState(self.step, blocks, self.stepper.compiled, self.direction),
         }
 
     def _whole(self, name: str, key: str) -> Tensor:

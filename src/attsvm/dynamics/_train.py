@@ -115,7 +115,7 @@ def train(
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
     _check_norms(limit, rule, shapes, data)
-    check_loss(method.loss, data.n, data.K, data.device)
+    check_loss(method.loss, data, trains_head="v" in names)
     planned = plan(at, 0, steps)
     record = as_record(record, names, data, planned)
     init = init if init is not None else "zero" if parameterization != "KQ" else Gaussian(0.1)
@@ -321,4 +321,5 @@ def _resumed(
     if state.step > steps:
         raise AttsvmError(f"steps must be at least {state.step}, where the resumed run is, but got {steps}.")
     blocks = {name: {key: x.to(data.X) for key, x in block.items()} for name, block in state.blocks.items()}
-    return TrainState(state.step, blocks, state.compiled if compile is None else bool(compile))
+    direction = None if state.direction is None else state.direction.to(data.X)
+    return TrainState(state.step, blocks, state.compiled if compile is None else bool(compile), direction)

@@ -48,6 +48,7 @@ SCHEMA = Schema(
         "steps": Array("whole", "R", least=0),
         "records.*": Array("real whole", "R B ...", finite=False),
         "state.*": Array("real", "B ...", finite=False),
+        "direction": Array("real", "B d e", optional=True, finite=False),
         "W": Array("real", "B d e", finite=False),
         "tokens": Array("whole", "B n K", least=0),
         "v": Array("real", "B d", optional=True, finite=False),
@@ -71,12 +72,14 @@ class TrainState:
     """All that a run needs to resume bit for bit: the steps done, and what the rule keeps for every block.
 
     `blocks` are by name of the block and of the quantity, (B, …) each. `compiled` says which of the two arithmetics the
-    run uses, eager or compiled.
+    run uses, eager or compiled. `direction` (B, d, e), of runs that end by `stop`, is W/‖W‖_F at the last record before
+    `step`.
     """
 
     step: int
     blocks: dict[str, dict[str, Tensor]]
     compiled: bool = False
+    direction: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +237,7 @@ class Trajectory:
             arrays |= _prefixed(f"state.{name}", block)
         arrays |= {"steps": self.steps, "W": self.W, "tokens": self.tokens}
         arrays |= {} if self.v is None else {"v": self.v}
+        arrays |= {} if self.state.direction is None else {"direction": self.state.direction}
         arrays |= {} if self.factors is None else dict(zip("KQ", self.factors))
         facts = {
             "format": SCHEMA.format,
@@ -320,7 +324,7 @@ class Trajectory:
             tokens=data.check_tokens(tensors["tokens"]),
             v=tensors.get("v"),
             factors=factors,
-            state=TrainState(blocks=state, **facts["state"]),
+            state=TrainState(blocks=state, direction=tensors.get("direction"), **facts["state"]),
             settings=settings,
         )
 
@@ -390,6 +394,7 @@ class Trajectory:
         data = self.data[trials]
         index = as_trials(trials, len(self)).to(self.W.device)
         state = {name: {key: x[index] for key, x in block.items()} for name, block in self.state.blocks.items()}
+        direction = self.state.direction
         return replace(
             self,
             data=data,
@@ -398,7 +403,7 @@ class Trajectory:
             tokens=self.tokens[index],
             v=None if self.v is None else self.v[index],
             factors=None if self.factors is None else (self.factors[0][index], self.factors[1][index]),
-            state=replace(self.state, blocks=state),
+            state=replace(self.state, blocks=state, direction=None if direction is None else direction[index]),
         )
 
     def __iter__(self) -> Iterator[Trajectory]:

@@ -10,12 +10,16 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from attsvm.checks import check_returned
+from attsvm.data import TokenData
 from attsvm.derivatives import derivative
 from attsvm.errors import AttsvmError, describe
 from attsvm.named import kinds
 
 GRID = 257
 """Points at which the extreme slopes and curvatures of a user's loss are searched."""
+
+_ROUNDING = 1e-6
+"""Of a probability of 0."""
 
 
 class Loss(ABC):
@@ -211,11 +215,20 @@ _TRIED = (-8.7, -3.3, -1.9, -0.77, -0.41, -0.13, 0.013, 0.13, 0.41, 0.77, 1.9, 3
 """Outputs f at which a user's loss is tried: of both signs, and where hinges are not."""
 
 
-def check_loss(loss: Loss, n: int, K: int, device: torch.device) -> None:
-    """Refuse a user's loss of outputs (n, K, …) without a derivative, or with a `slope` that is not −ℓ′."""
+def check_loss(loss: Loss, data: TokenData, *, trains_head: bool) -> None:
+    """Refuse the log loss of outputs that are no probabilities, and a user's loss without a derivative or with a
+    `slope` that is not −ℓ′."""
+    if isinstance(loss, Log):
+        scores = data.X.new_empty(0) if trains_head else data.scores()[data.mask]
+        if trains_head or bool((scores < -_ROUNDING).any()):
+            came = "the head is trained" if trains_head else f"a token has the score {scores.min().item():.3g}"
+            raise AttsvmError(
+                f"loss log is −log f for outputs that are probabilities, such as those of class_data, but {came}: for "
+                "labels ±1 take logistic."
+            )
     if type(loss) in {type(known) for known in LOSSES.values()}:
         return
-    f = torch.tensor(_TRIED, dtype=torch.float64, device=device).expand(n, K, 1, -1).contiguous()
+    f = torch.tensor(_TRIED, dtype=torch.float64, device=data.device).expand(data.n, data.K, 1, -1).contiguous()
     value = check_returned(f"loss {loss.name}, a number for each entry of f,", loss.value(f), f.shape)
     fall = -derivative(loss.value, f)
     there = value.isfinite() & fall.isfinite()

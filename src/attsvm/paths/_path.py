@@ -125,7 +125,7 @@ def regularization_path(
         )
     data = data.to(dtype=torch.float64)
     loss = as_loss(loss)
-    check_loss(loss, data.n, data.K, data.device)
+    check_loss(loss, data, trains_head="v" in names)
     joint, local = "v" in names, tokens is not None
     bounds = {"W": _radii(radii)}
     if joint:

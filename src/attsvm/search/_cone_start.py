@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attsvm.checks import as_real
-from attsvm.data import TokenData
+from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import constants, directional_bregman, is_locally_optimal, radius
 from attsvm.dynamics import Gaussian
 from attsvm.errors import AttsvmError, describe
@@ -39,6 +39,9 @@ def cone_start(
     """
     if not isinstance(data, TokenData):
         raise AttsvmError(f"data must be TokenData, but got {describe(data)}.")
+    if not isinstance(data.head, LinearHead):
+        name = "none" if data.head is None else data.head.name
+        raise AttsvmError(f"head must be linear, as the local theorems ask, to have a cone, but it is {name}.")
     geometry = parse_geometry(geometry)
     if not isinstance(geometry, Lp):
         raise AttsvmError(f"geometry must be an ℓp norm to have a cone, but got {geometry.name}.")

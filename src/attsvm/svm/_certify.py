@@ -43,10 +43,17 @@ class Answer:
     def take(self, index: Tensor) -> Answer:
         return Answer(*(getattr(self, f.name)[index] for f in fields(self)))
 
+    def fits(self, tol: float) -> Tensor:
+        """Where there is a W, and its violation of the equalities is within the tolerance (B,): rows have norm 1 or
+        so."""
+        return self.upper.isfinite() & (self.violation <= tol * self.upper[:, None]).all(1)
+
     def improve(self, part: Answer, tol: float) -> None:
         """Take over what is better: a proof of infeasibility, a smaller W, a larger lower bound."""
         self.iterations += part.iterations
-        smaller, larger = part.upper < self.upper, part.lower > self.lower
+        fits, fitted = part.fits(tol), self.fits(tol)  # a W that violates equalities may be shorter
+        smaller = torch.where(fits == fitted, part.upper < self.upper, fits)
+        larger = part.lower > self.lower
         for better, names in ((smaller, ("W", "upper", "violation")), (larger, ("lam", "lower"))):
             for name in names:
                 old, new = getattr(self, name), getattr(part, name)
@@ -62,8 +69,7 @@ def status_of(answer: Answer, tol: float) -> Tensor:
 
     A `lower` above `upper` by more means that W violates equalities by too much, small as that is beside its norm.
     """
-    solved = (answer.upper - answer.lower).abs() <= tol * answer.lower
-    solved &= (answer.violation <= tol * answer.upper[:, None]).all(1)  # rows have norm 1 or so
+    solved = ((answer.upper - answer.lower).abs() <= tol * answer.lower) & answer.fits(tol)
     return torch.where(solved, int(Status.SOLVED), int(Status.NOT_CONVERGED))
 
 

@@ -8,9 +8,9 @@ feasible V with λ'(AV − b) = 0 that lie in the part of the ball of radius t w
 nuclear   P M Q' with M ⪰ 0, for the singular vectors P, Q of the largest singular values of U;
 spectral  t·P Q' for the singular vectors of U, plus a matrix of spectral norm at most t between the others.
 
-Which entries, singular values and rows these are is read off λ and an interior W, where of two that multiply to zero
-one is clearly larger. The projection on the intersection is the maximum of a concave dual function with a gradient,
-found by accelerated steps with restarts.
+Any λ will do. Which entries, singular values and rows these are is read off λ and W: of two that multiply to zero the
+larger one counts, where W is inside the face; where both vanish, as at a vertex, that of λ is zero. The projection on
+the intersection is the maximum of a concave dual function with a gradient, found by accelerated steps with restarts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from attsvm.tolerances import SHARP
 
 _STEPS = 3000
 _ACCURACY = 1e-9
+_ZERO = 1e-8
+"""What belongs to λ is zero below this, in units of its largest or of its sum."""
 
 Projection = Callable[[Tensor], Tensor]
 
@@ -71,7 +73,10 @@ def face_point(solution: MaxMargin, near: Any | None = None, *, tol: float = 1e-
     there = problem.present.flatten(1) & (size > 0)
     scale = torch.where(there, 1 / size.clamp_min(1e-300), 0.0)
     b = problem.b.double().flatten(1) * scale / t[..., 0]
-    tied = (problem.equality.flatten(1) | (solution.support.flatten(1) & (lam > 0))) & there
+    share = lam * problem.b.double().flatten(1)
+    share = share / share.sum(1, keepdim=True)
+    binding = solution.support.flatten(1) & (share > _ZERO)
+    tied = (problem.equality.flatten(1) | binding) & there
     V = _project(rows, scale, b, tied, there, C / t, part) * t
     V = torch.where((solution.upper > 0)[:, None, None], V, 0.0)
     off = ~(solution.efficiency(V) >= 1 - tol)  # NaN, too
@@ -91,19 +96,19 @@ def face_distance(W: Any, solution: MaxMargin, *, tol: float = 1e-5) -> Tensor:
 
 
 def _entries(U: Tensor, W: Tensor) -> Projection:
-    free, sign = W.abs() > 1 - U.abs(), U.sign()
+    free, sign = W.abs().clamp_min(_ZERO) > 1 - U.abs(), U.sign()
     return lambda V: torch.where(free, sign * (sign * V).clamp_min(0), 0.0)
 
 
 def _box(U: Tensor, W: Tensor) -> Projection:
-    fixed, sign = U.abs() > 1 - W.abs(), U.sign()
+    fixed, sign = U.abs() > (1 - W.abs()).clamp_min(_ZERO), U.sign()
     return lambda V: torch.where(fixed, sign, V.clamp(-1, 1))
 
 
 def _semidefinite(U: Tensor, W: Tensor) -> Projection:
     P, size, Qh = torch.linalg.svd(U, full_matrices=False)
     of_W = (P * (W @ Qh.mT)).sum(1)
-    free = (of_W > 1 - size).to(U.dtype)
+    free = (of_W.clamp_min(_ZERO) > 1 - size).to(U.dtype)
     P, Q = P * free[:, None], Qh.mT * free[:, None]
 
     def project(V: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ def _semidefinite(U: Tensor, W: Tensor) -> Projection:
 def _between(U: Tensor, W: Tensor) -> Projection:
     P, size, Qh = torch.linalg.svd(U, full_matrices=False)
     of_W = (P * (W @ Qh.mT)).sum(1)
-    fixed = (size > 1 - of_W).to(U.dtype)
+    fixed = (size > (1 - of_W).clamp_min(_ZERO)).to(U.dtype)
     P, Q = P * fixed[:, None], Qh.mT * fixed[:, None]
     fixed_part = P @ Q.mT
     beside_P = torch.eye(U.shape[1], dtype=U.dtype, device=U.device) - P @ P.mT
@@ -136,8 +141,9 @@ def _project(rows: Rows, scale: Tensor, b: Tensor, tied: Tensor, there: Tensor, 
     def values(V: Tensor) -> Tensor:
         return rows.apply(V) * scale
 
-    # The largest eigenvalue of FF' bounds the curvature of the dual function.
-    v = torch.where(there, 1.0, 0.0)
+    # The largest eigenvalue of FF' bounds the curvature of the dual function. Power iteration finds it from a vector
+    # without symmetries: equal numbers may be another eigenvector.
+    v = torch.where(there, torch.sin(torch.arange(1, b.shape[1] + 1, device=b.device)).to(b), 0.0)
     top = torch.ones_like(b[:, 0])
     for _ in range(30):
         v = values(rows.adjoint(v * scale))

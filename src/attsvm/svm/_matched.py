@@ -31,7 +31,7 @@ def matched(system: System, blocks: Blocks, run: Iterates) -> Iterates:
     W = W / torch.linalg.matrix_norm(W, 2).amax(1)[:, None, None, None].clamp_min(1e-300)
     # Rows that are clearly above their margin have no weight at all.
     lam = run.lam / (b * run.lam).sum(1, keepdim=True)
-    lam = torch.where(equality | (rows.apply(run.W) - b <= lam), lam, 0.0).nan_to_num()
+    lam = torch.where(equality | (rows.apply(run.W) - b <= lam), lam, 0.0).nan_to_num(0.0, 0.0, 0.0)
     F = cut(rows.dense()) / weight
     scale = torch.where(equality, lam.abs().amax(1, keepdim=True), lam.clamp_min(0))
     goal = torch.zeros_like(torch.cat((F[:, 0].flatten(1), b[:, :1]), 1))

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
+_DEPENDENT = 1e-10
+"""Length of a row of norm 1 beside others, below which it follows from them."""
+
 
 def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
     """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
@@ -147,6 +150,31 @@ class System:
             self.inequality[index],
             self.equality[index],
         )
+
+    def independent(self) -> System:
+        """Without the equalities that follow from others, in instances of equalities alone.
+
+        Rounding lets dependent equalities contradict each other by a hair, and multipliers then grow without bound."""
+        kept = self.equality.clone()
+        only = (self.equality.any(1) & ~self.inequality.any(1)).nonzero()[:, 0]
+        if not len(only):
+            return self
+        rows = self.rows.take(only)
+        F = rows.dense() * self.equality[only][..., None]
+        basis = torch.zeros_like(kept[only])
+        for _ in range(min(rows.N, rows.d * rows.e)):  # the row that is longest beside those before it
+            size, longest = torch.linalg.vector_norm(F, dim=2).max(1)
+            new = (
+                F.gather(1, longest[:, None, None].expand(-1, 1, F.shape[2]))
+                / size.clamp_min(_DEPENDENT)[:, None, None]
+            )
+            basis[torch.arange(len(only), device=longest.device), longest] |= size > _DEPENDENT
+            F = F - (F @ new.mT) @ new
+        kept[only] = basis
+        there = (kept | self.inequality).to(self.b.dtype)
+        A = self.rows.A * there.reshape(*self.rows.A.shape[:3], 1)
+        low = None if self.rows.A_low is None else self.rows.A_low * there.reshape(*A.shape[:3], 1)
+        return System(Rows(A, self.rows.Z, low), self.b * there, self.inequality, kept)
 
     def equal_multipliers(self) -> Tensor:
         """A start with b'λ = 1: equal on inequalities, or the shortest λ where there are only equalities."""

@@ -113,7 +113,8 @@ def _solve_small(
         # Chunks of equal size: a small last one costs as many steps as a large one.
         for index in left.tensor_split(math.ceil(len(left) / chunk)) if len(left) else ():
             part = system.take(index)
-            found = certify(part, geometry, _run(part, geometry, tol, max_iterations, _CANCELLED), tol)
+            run = _run(part.independent(), geometry, tol, max_iterations, _CANCELLED)
+            found = certify(part, geometry, run, tol)
             again = (found.status == Status.NOT_CONVERGED).nonzero()[:, 0]
             if len(again):
                 some = found.take(again)
