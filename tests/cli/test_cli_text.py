@@ -174,7 +174,8 @@ def test_labels_cannot_turn_or_hide_what_the_terminal_shows(folder: Path, type_i
 
 
 def test_rows_of_all_splits_are_not_used_in_silence(folder: Path) -> None:
-    rows = [{"text": ("fine", "poor")[i % 2], "label": i % 2, "split": ("train", "test")[i % 4 > 2]} for i in range(40)]
+    rows = [{"text": f"{('fine', 'poor')[i % 2]} {i}", "label": i % 2} for i in range(40)]
+    rows = [row | {"split": ("train", "test")[i % 4 > 2]} for i, row in enumerate(rows)]
     (folder / "parts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     fit = ["text", "fit", "parts.jsonl", "--out", "parts", "--quiet", "--penalty", "1"]
     assert "all splits are used (test, train); --split takes" in run(*fit, cwd=folder).stderr
@@ -193,7 +194,7 @@ def test_a_warning_is_a_sentence(folder: Path) -> None:
     (folder / "unspaced.jsonl").write_text("\n".join(map(json.dumps, rows)))
     script = "import sys; sys.argv[0] = 'attsvm'; from attsvm.cli import main; main()"
     warned = subprocess.run(
-        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet"],
+        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet", "--test", "0"],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -113,7 +113,7 @@ def fit_command(
     )
     held_out: Any = None
     if test:
-        held = _held_out(labels, test, seed)
+        held = _held_out(texts, labels, test, seed)
         held_out = ([one for one, away in zip(texts, held) if away], labels[held])
         texts, labels = [one for one, away in zip(texts, held) if not away], labels[~held]
     with progress_bar(not quiet, 0, None, "starting") as tell:
@@ -241,8 +241,16 @@ def _load(folder: Path) -> AttentionTextClassifier:
     return AttentionTextClassifier.load(folder)
 
 
-def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
-    """(texts,) bool: that part of the texts, and of each class as near as can be, but never all of a class."""
+def _held_out(texts: list[str], labels: np.ndarray, test: float, seed: int) -> np.ndarray:
+    """(texts,) bool: that part of the texts, and of each class as near as can be, but never all of a class. Equal texts
+    of a class stay together, so that none is both fitted to and judged by."""
+    first: dict[tuple[str, Any], int] = {}
+    same = [first.setdefault(pair, i) for i, pair in enumerate(zip(texts, labels.tolist()))]
+    places, number = np.unique(same, return_inverse=True)
+    return _held_out_of(labels[places], test, seed)[number]
+
+
+def _held_out_of(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed).permutation(len(labels))
     order = random[np.argsort(labels[random], kind="stable")]  # by class
     first = np.diff(np.unique(labels[order], return_inverse=True)[1], prepend=-1) != 0
@@ -250,7 +258,8 @@ def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
     count = min(math.ceil(test * len(labels)), len(rest))
     if test * len(labels) < 1 or not count:
         raise AttsvmError(
-            f"--test {test} of {len(labels)} texts is none, one of each class aside: take more texts, or --test 0."
+            f"--test {test} of {len(labels)} different texts is none, one of each class aside: take more texts, or "
+            "--test 0."
         )
     held_out = np.zeros(len(labels), dtype=bool)
     held_out[rest[(2 * np.arange(count) + 1) * len(rest) // (2 * count)]] = True
