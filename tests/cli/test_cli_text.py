@@ -97,12 +97,13 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
         + "".join(f"{'good' if k % 2 else 'not good'} thing{k % 5}\t{k % 2 - (k % 7 == 0) * 9}\n" for k in range(70))
     )
     options = ["--test", "0", "--ngrams", "2", "--penalty", "0.1", "--p", "1.5", "--balanced", "--seed", "3", "--quiet"]
-    drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2"]
+    drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2", "--rarity", "0"]
     said = type_in("fit", "stars.tsv", "--out", "stars", *options, *drop)
     model = AttentionTextClassifier.load(folder / "stars")
     words = model.words_.word
     pairs = sum(" " in word for word in words)
     assert f"60 texts, 2 classes, {len(words) - pairs} words, {pairs} n-grams;" in said
+    assert "importance 0.5, rarity 0.0; model in" in " ".join(said.split())
     assert "accuracy" not in said
     assert model.get_params()["p"] == 1.5
     assert model.predict(["not good", "good"]).tolist() == [0, 1]

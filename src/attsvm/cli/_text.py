@@ -69,7 +69,9 @@ def fit_command(
     balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
     stop_words: Annotated[bool, typer.Option("--stop-words", help="Leave out English stop words.")] = False,
     stem: Annotated[str | None, typer.Option(help="Language to stem words in, such as english.")] = None,
-    word_pieces: Annotated[Path | None, typer.Option(help="tokenizer.json of word pieces, such as BERT's.")] = None,
+    word_pieces: Annotated[
+        Path | None, typer.Option(help="tokenizer.json of word pieces, such as BERT's, or its folder.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which texts are held out.")] = 0,
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
@@ -123,10 +125,11 @@ def fit_command(
     output, features = console(), model.features_
     counts = ((features.words, "words"), (features.last, "n-grams"), (features.parts, "parts of words"))
     columns = ", ".join(f"{len(found)} {name}" for found, name in counts if len(found))
+    chosen = {name: value for name, value in model.chosen_.items() if value or name != "characters"}
     output.print(
         f"{len(texts)} texts, {len(model.classes_)} classes, {columns}; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
-        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
+        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
         + f"; model in {out}",
         markup=False,
     )
