@@ -67,7 +67,8 @@ class GradualPruning:
             sticky, at a tenth of the smallest weight that stays.
         params: what to prune, named or not; vectors among them are left as they are. By default the matrices in the
             groups "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
-            :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention".
+            :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention". Parameters that the optimizer
+            is given later are not pruned.
         heads: number of heads, for ``structure="head"``.
 
     Example:
