@@ -261,7 +261,7 @@ def _read_csv(path: Path, text: str, encoding: str) -> pa.Table:
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     import pyarrow as pa
 
-    for kind in (pa.int64(), pa.bool_()):
+    for kind in (pa.int64(), pa.bool_()) if len(column) else ():
         try:
             values = column.cast(kind)
         except pa.ArrowInvalid:

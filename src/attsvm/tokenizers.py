@@ -11,14 +11,19 @@ from attsvm.errors import AttsvmError
 from attsvm.files import is_file, one_line
 
 
+def tokenizer_file(place: str | Path) -> Path:
+    """A tokenizer.json, which may be named by the folder that holds it."""
+    path = Path(place)
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def open_tokenizer(place: str | Path) -> Any:
     """A tokenizers.Tokenizer of a tokenizer.json, or of the folder that holds one; it neither pads nor cuts."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise AttsvmError("tokenizer.json files need the tokenizers package: pip install 'attsvm[text]'.") from error
-    path = Path(place)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    path = tokenizer_file(place)
     if not is_file(path):
         raise AttsvmError(f"the tokenizer must be a tokenizer.json file, but {path} is not a file.")
     try:

@@ -71,6 +71,15 @@ def type_in(
     return type_in
 
 
+def test_layers_that_share_weights_are_told_apart(folder: Path, type_in: Callable[..., str]) -> None:
+    sizes = {"hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.AlbertConfig(**sizes, num_hidden_layers=3, vocab_size=len(WORDS), max_position_embeddings=16)
+    config.save_pretrained(folder / "shared")
+    write_tokenizer(folder / "shared", WORDS)
+    said = type_in("audit", "shared", "--texts", "texts.txt", "--out", "seen", "--norms", "", "--quiet")
+    assert all(f"tion:{use} │" in said for use in (2, 3))
+
+
 def test_audit_of_a_folder(folder: Path, type_in: Callable[..., str]) -> None:
     asked = ("--prune", "0.3", "--flips", "0.1", "--rule", "previous", "--queries", "12", "--quiet")
     said = type_in("audit", "model", "--texts", "texts.txt", "--out", "out", *asked)

@@ -97,12 +97,13 @@ def test_options_of_fit(folder: Path, type_in: Callable[..., str]) -> None:
         + "".join(f"{'good' if k % 2 else 'not good'} thing{k % 5}\t{k % 2 - (k % 7 == 0) * 9}\n" for k in range(70))
     )
     options = ["--test", "0", "--ngrams", "2", "--penalty", "0.1", "--p", "1.5", "--balanced", "--seed", "3", "--quiet"]
-    drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2"]
+    drop = ["--drop=-9", "--drop=-8", "--stem", "english", "--min-texts", "2", "--rarity", "0"]
     said = type_in("fit", "stars.tsv", "--out", "stars", *options, *drop)
     model = AttentionTextClassifier.load(folder / "stars")
     words = model.words_.word
     pairs = sum(" " in word for word in words)
     assert f"60 texts, 2 classes, {len(words) - pairs} words, {pairs} n-grams;" in said
+    assert "importance 0.5, rarity 0.0; model in" in " ".join(said.split())
     assert "accuracy" not in said
     assert model.get_params()["p"] == 1.5
     assert model.predict(["not good", "good"]).tolist() == [0, 1]
@@ -174,7 +175,8 @@ def test_labels_cannot_turn_or_hide_what_the_terminal_shows(folder: Path, type_i
 
 
 def test_rows_of_all_splits_are_not_used_in_silence(folder: Path) -> None:
-    rows = [{"text": ("fine", "poor")[i % 2], "label": i % 2, "split": ("train", "test")[i % 4 > 2]} for i in range(40)]
+    rows = [{"text": f"{('fine', 'poor')[i % 2]} {i}", "label": i % 2} for i in range(40)]
+    rows = [row | {"split": ("train", "test")[i % 4 > 2]} for i, row in enumerate(rows)]
     (folder / "parts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     fit = ["text", "fit", "parts.jsonl", "--out", "parts", "--quiet", "--penalty", "1"]
     assert "all splits are used (test, train); --split takes" in run(*fit, cwd=folder).stderr
@@ -193,7 +195,7 @@ def test_a_warning_is_a_sentence(folder: Path) -> None:
     (folder / "unspaced.jsonl").write_text("\n".join(map(json.dumps, rows)))
     script = "import sys; sys.argv[0] = 'attsvm'; from attsvm.cli import main; main()"
     warned = subprocess.run(
-        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet"],
+        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet", "--test", "0"],
         cwd=folder,
         capture_output=True,
         text=True,

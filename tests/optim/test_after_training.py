@@ -288,6 +288,19 @@ def test_parametrized_weights_are_reported_as_they_are_used():
     assert sparsity_report(model).zeros == (model.weight == 0).double().mean() < 0.1
 
 
+@pytest.mark.parametrize("inputs", [None, [torch.linspace(-3, 3, 40).view(5, 8).sin()]], ids=["by size", "by inputs"])
+def test_parametrized_weights_are_cut_as_they_are_used(inputs):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.utils.parametrizations.spectral_norm(nn.Linear(n, 12)) for n in (8, 12))).eval()
+    with torch.no_grad():
+        model[0].parametrizations.weight.original.mul_(100)  # which its norm takes out again
+    plain = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 12))
+    for layer, like in zip(plain, model):
+        layer.load_state_dict({"weight": like.weight, "bias": like.bias})
+    masks = zip(prune(model, 0.5, inputs=inputs).values(), prune(plain, 0.5, inputs=inputs).values())
+    assert all(torch.equal(*pair) for pair in masks)
+
+
 def test_nan_is_not_reported_as_0():
     model = nn.Linear(4, 4)
     model.weight.data[0, 0] = torch.nan

@@ -452,6 +452,29 @@ def test_lightning_warns_of_averages_which_undo_zeros(tmp_path):
     assert pruning.pruning.achieved() == pytest.approx(0.7, abs=1e-3)
 
 
+def test_a_training_that_ends_before_the_pruning_is_warned_of(tmp_path):
+    said = r"ended after 4 steps, but the pruning would have after 6: \d+\.\d% of the weights are 0, not 70\.0%"
+    lightning = pytest.importorskip("pytorch_lightning")
+    transformers = pytest.importorskip("transformers")
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 4
+
+    class Enough(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *unused: Any) -> None:
+            trainer.should_stop = trainer.global_step == 4
+
+    model = bert()
+    optimizers, callbacks = (MAKERS["adam"](model), None), [trainer_pruning(0.7, every=1), Stop()]
+    with pytest.warns(UserWarning, match=said):
+        hf_trainer(tmp_path, model, optimizers=optimizers, callbacks=callbacks).train()
+    options = {"default_root_dir": tmp_path, "max_steps": 8, "min_steps": 1, "enable_checkpointing": False}
+    trainer = lightning_trainer(callbacks=[lightning_pruning(0.7, every=1), Enough()], **options)
+    with pytest.warns(UserWarning, match=said):
+        trainer.fit(lightning_module(MAKERS["adam"]), DataLoader(points(), batch_size=8))
+
+
 def test_a_lightning_callback_is_copied_and_starts_anew_in_another_fit(tmp_path):
     loader = DataLoader(points(), batch_size=8)
     options = {"default_root_dir": tmp_path, "max_epochs": 1, "enable_checkpointing": False}

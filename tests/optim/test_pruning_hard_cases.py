@@ -341,3 +341,28 @@ def test_parameters_may_be_sharded_in_part_and_have_ties() -> None:
 @pytest.mark.slow
 def test_whole_masks_load_into_shards() -> None:
     run_pair(_sharded)
+
+
+def with_closure(by_name: bool, model: nn.Module, optimizer: Optimizer, pruning: GradualPruning) -> None:
+    def closure() -> Tensor:
+        model.zero_grad()
+        loss = loss_of(model, pruning.count)
+        loss.backward()
+        return loss
+
+    for _ in range(STEPS):
+        assert isinstance(optimizer.step(closure=closure) if by_name else optimizer.step(closure), Tensor)
+        pruning.step()
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_that_a_closure_makes_are_masked_too(by_name) -> None:
+    """As Lightning's does. In Muon's orthogonal factor those of pruned entries would steer the others."""
+
+    def muon(groups: list[dict]) -> Optimizer:
+        return torch.optim.Muon([group for group in groups if group["name"] == "matrices"], lr=1e-2)
+
+    plain, other = start(muon), start(muon)
+    fit_pruned(*plain, range(STEPS))
+    with_closure(by_name, *other)
+    assert same(plain[0], other[0])

@@ -420,6 +420,10 @@ def test_scripts_without_spaces_warn(good: str, bad: str, tmp_path: Path) -> Non
     tokenizers.Tokenizer(tokenizers.models.WordPiece(known, unk_token="[UNK]")).save(str(tmp_path / "pieces.json"))
     pieces = WordPieceTokenizer(file=tmp_path / "pieces.json")
     AttentionTextClassifier(tokenizer=pieces).fit([good, bad] * 10, labels)  # without a warning
+    (tmp_path / "pieces.json").rename(tmp_path / "tokenizer.json")  # which its folder names, too
+    model = AttentionTextClassifier(tokenizer=WordPieceTokenizer(file=tmp_path)).fit([good, bad] * 10, labels)
+    model.save(tmp_path / "model")
+    assert AttentionTextClassifier.load(tmp_path / "model").predict([good]) == model.predict([good])
     AttentionTextClassifier().fit([f"a good film, {good[:2]}", "a bad film"] * 10, labels)
 
 

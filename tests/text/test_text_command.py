@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,15 +154,31 @@ def test_no_class_is_held_out_whole(tmp_path: Path) -> None:
         type_in("fit", one_each, "--out", tmp_path / "x", *QUICK)
 
 
-def test_the_held_out_part_has_its_share_of_each_class() -> None:
+def held_out(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     from attsvm.cli._text import _held_out
 
+    return _held_out([f"text {i}" for i in range(len(labels))], labels, 0.1, seed)
+
+
+def test_the_held_out_part_has_its_share_of_each_class() -> None:
     labels = np.repeat(["a", "b", "c"], [500, 300, 200])
-    held = _held_out(labels, 0.1, 0)
+    held = held_out(labels)
     assert held.sum() == 100
     assert all(abs((held & (labels == name)).sum() - share) <= 1 for name, share in (("a", 50), ("b", 30), ("c", 20)))
-    assert not np.array_equal(held, _held_out(labels, 0.1, 1))
-    assert _held_out(np.repeat(np.arange(50), 4), 0.1, 0).sum() == 20  # of small classes too
+    assert not np.array_equal(held, held_out(labels, seed=1))
+    assert held_out(np.repeat(np.arange(50), 4)).sum() == 20  # of small classes too
+
+
+def test_equal_texts_are_held_out_together(tmp_path: Path) -> None:
+    """What a model has learned by heart would count as right."""
+    texts = [f"word{i}" for i in range(60)] * 2  # which tell nothing of each other
+    labels = np.random.default_rng(0).integers(2, size=60).tolist() * 2
+    path = table(tmp_path / "twice.parquet", text=texts, label=labels)
+    said = type_in("fit", path, "--test", 0.5, "--penalty", 1e-4, "--out", tmp_path / "m", "--quiet")
+    found = re.search(r"\((\d+) of (\d+) held-out", said)
+    assert found is not None
+    assert int(found[2]) == 60
+    assert int(found[1]) <= 40
 
 
 def test_labels_to_drop(tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
     for name, label in (("many", 10**12), ("named", "cat")):
         rows = [{"image": file.getvalue(), "label": label, "split": split} for split in ("train", "test")]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    rows = [{"image": seen, "label": 0, "split": "train"} for seen in (file.getvalue(), b"no image")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "unseen.parquet")
+    (tmp_path / "empty.csv").write_text("text,label,split\n")
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     (tmp_path / "text.parquet").write_text("not a table")
@@ -282,6 +285,8 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         ([str(short)], "must have a label for every image, but it has 6 and 4"),
         ([str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
         ([str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),
+        ([str(tmp_path / "unseen.parquet")], "row 2 of split train is not a readable image"),
+        ([str(tmp_path / "empty.csv"), *found], "has no row whose split is 'train'"),
         (["synthetic", "--seed", str(2**63 - 1)], "seed must be a whole number in 0"),
         (["synthetic", "--device", "meta"], "not available here"),
         ([str(tmp_path / "text.parquet"), *found], "not a readable parquet file"),

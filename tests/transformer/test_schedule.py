@@ -165,6 +165,11 @@ def test_the_threshold_is_of_the_scope() -> None:
     assert (shares["global"] - 0.7).abs().max() > 0.02
 
 
+def test_matrices_of_which_nothing_is_left_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"left nothing of blocks\.0\.out\.weight \("):
+        fit(TEXTS, settings(optimizer="sgd", sparsity=0.999, epochs=1, stop=0.0))
+
+
 def test_the_command_prunes_a_gpt(tmp_path: Path) -> None:
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--hidden", "16", "--length", "16", "--epochs", "1"]
     how = ["--model", "gpt", "--optimizer", "mirror-adam", "--p", "1.5", "--lr", "5e-3", "--loss", "mean"]

@@ -260,7 +260,7 @@ def _print(found: Audit, out: Path, *notes: str) -> None:
     from attsvm.auditing import SUMMARY
 
     table = Table(title=f"{found.model}: mean over the heads of a layer", title_justify="left")
-    table.add_column("layer")
+    table.add_column("layer", overflow="fold")  # layers may differ in the end of a long name alone
     for name in SUMMARY:
         table.add_column(name.replace("_", " "), justify="right")
     for row in found.summary():

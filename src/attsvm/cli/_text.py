@@ -69,7 +69,9 @@ def fit_command(
     balanced: Annotated[bool, typer.Option("--balanced", help="Rare classes count as much as common ones.")] = False,
     stop_words: Annotated[bool, typer.Option("--stop-words", help="Leave out English stop words.")] = False,
     stem: Annotated[str | None, typer.Option(help="Language to stem words in, such as english.")] = None,
-    word_pieces: Annotated[Path | None, typer.Option(help="tokenizer.json of word pieces, such as BERT's.")] = None,
+    word_pieces: Annotated[
+        Path | None, typer.Option(help="tokenizer.json of word pieces, such as BERT's, or its folder.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides which texts are held out.")] = 0,
     encoding: Encoding = "utf-8",
     quiet: Quiet = False,
@@ -113,7 +115,7 @@ def fit_command(
     )
     held_out: Any = None
     if test:
-        held = _held_out(labels, test, seed)
+        held = _held_out(texts, labels, test, seed)
         held_out = ([one for one, away in zip(texts, held) if away], labels[held])
         texts, labels = [one for one, away in zip(texts, held) if not away], labels[~held]
     with progress_bar(not quiet, 0, None, "starting") as tell:
@@ -123,10 +125,11 @@ def fit_command(
     output, features = console(), model.features_
     counts = ((features.words, "words"), (features.last, "n-grams"), (features.parts, "parts of words"))
     columns = ", ".join(f"{len(found)} {name}" for found, name in counts if len(found))
+    chosen = {name: value for name, value in model.chosen_.items() if value or name != "characters"}
     output.print(
         f"{len(texts)} texts, {len(model.classes_)} classes, {columns}; penalty {model.penalty_:.3g}"
         + (" (early stopping)" if model.path_ else "")
-        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in model.chosen_.items() if value)
+        + "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
         + f"; model in {out}",
         markup=False,
     )
@@ -241,8 +244,16 @@ def _load(folder: Path) -> AttentionTextClassifier:
     return AttentionTextClassifier.load(folder)
 
 
-def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
-    """(texts,) bool: that part of the texts, and of each class as near as can be, but never all of a class."""
+def _held_out(texts: list[str], labels: np.ndarray, test: float, seed: int) -> np.ndarray:
+    """(texts,) bool: that part of the texts, and of each class as near as can be, but never all of a class. Equal texts
+    of a class stay together, so that none is both fitted to and judged by."""
+    first: dict[tuple[str, Any], int] = {}
+    same = [first.setdefault(pair, i) for i, pair in enumerate(zip(texts, labels.tolist()))]
+    places, number = np.unique(same, return_inverse=True)
+    return _held_out_of(labels[places], test, seed)[number]
+
+
+def _held_out_of(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed).permutation(len(labels))
     order = random[np.argsort(labels[random], kind="stable")]  # by class
     first = np.diff(np.unique(labels[order], return_inverse=True)[1], prepend=-1) != 0
@@ -250,7 +261,8 @@ def _held_out(labels: np.ndarray, test: float, seed: int) -> np.ndarray:
     count = min(math.ceil(test * len(labels)), len(rest))
     if test * len(labels) < 1 or not count:
         raise AttsvmError(
-            f"--test {test} of {len(labels)} texts is none, one of each class aside: take more texts, or --test 0."
+            f"--test {test} of {len(labels)} different texts is none, one of each class aside: take more texts, or "
+            "--test 0."
         )
     held_out = np.zeros(len(labels), dtype=bool)
     held_out[rest[(2 * np.arange(count) + 1) * len(rest) // (2 * count)]] = True

@@ -193,7 +193,7 @@ def prune(
         if weight.dtype.itemsize == 1:
             raise AttsvmError(f"{name} is {weight.dtype}, in which torch sets no entries: prune before quantising.")
     named = [(name, weight) for name, weight, _, _ in found]
-    sizes = [_used(weight, mask).abs().float() for _, weight, mask, _ in found]
+    sizes = [_used(in_use(model, name, weight), mask).abs().float() for name, weight, mask, _ in found]
     if inputs is None:
         parts = [range(len(named))] if scope == "global" else [[i] for i in range(len(named))]
         marks: dict[int, Tensor] = {}
@@ -232,8 +232,10 @@ def _input_norms(model: nn.Module, inputs: Iterable[Any]) -> dict[int, Tensor]:
 
     def see(module: nn.Linear, given: tuple[Tensor, ...], by_name: dict[str, Tensor]) -> None:
         x = (given[0] if given else by_name["input"]).detach().float()
-        weight = module._parameters.get("weight_orig", module._parameters.get("weight"))  # with masks, what they are of
-        squares[id(weight)] = squares.get(id(weight), 0) + x.reshape(-1, x.shape[-1]).square().sum(0)
+        square = x.reshape(-1, x.shape[-1]).square().sum(0)
+        for weight in module.parameters():  # of one that is masked or parametrized, what it is made of
+            if weight.shape == (module.out_features, module.in_features):
+                squares[id(weight)] = squares.get(id(weight), 0) + square
 
     hooks = [m.register_forward_pre_hook(see, with_kwargs=True) for m in model.modules() if isinstance(m, nn.Linear)]
     modes = {module: module.training for module in model.modules()}

@@ -81,6 +81,10 @@ def trainer_pruning(sparsity: float, **options: Any) -> Any:
                 with atomic_path(_checkpoint(args, state) / _FILE) as temporary:
                     torch.save(saved, temporary)
 
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            assert self.pruning is not None
+            _warn_of_early_end(self.pruning)
+
     return Pruning()
 
 
@@ -88,6 +92,16 @@ def _whole_state(pruning: GradualPruning) -> dict[str, Any]:
     """One process saves it for all: every rank has a shard alone. All ranks must call this."""
     state = pruning.state_dict()
     return {**state, "masks": {i: whole(mask) for i, mask in state["masks"].items()}}
+
+
+def _warn_of_early_end(pruning: GradualPruning) -> None:
+    """As by early stopping, or by fewer steps than the trainer had announced."""
+    if pruning.count < pruning.last:
+        warnings.warn(
+            f"the training has ended after {pruning.count} steps, but the pruning would have after {pruning.last}: "
+            f"{pruning.achieved():.1%} of the weights are 0, not {pruning.sparsity:.1%}.",
+            stacklevel=3,
+        )
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
@@ -150,6 +164,10 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
             self._seen = trainer.global_step
             for _ in range(advanced):
                 self.pruning.step()
+
+        def on_train_end(self, *unused: Any) -> None:
+            assert self.pruning is not None
+            _warn_of_early_end(self.pruning)
 
         def state_dict(self) -> dict[str, Any]:
             return {} if self.pruning is None else _whole_state(self.pruning)

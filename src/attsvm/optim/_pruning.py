@@ -67,7 +67,8 @@ class GradualPruning:
             sticky, at a tenth of the smallest weight that stays.
         params: what to prune, named or not; vectors among them are left as they are. By default the matrices in the
             groups "attention" and "matrices" of :func:`~attsvm.optim.param_groups` and in the group "heads" of
-            :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention".
+            :class:`~attsvm.optim.MirrorMuon`; attention heads are those of "attention". Parameters that the optimizer
+            is given later are not pruned.
         heads: number of heads, for ``structure="head"``.
 
     Example:
@@ -131,7 +132,7 @@ class GradualPruning:
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
         if self._mirror is None:
             # A compiled step would be compiled again for every count.
-            self.optimizer.register_step_pre_hook(outside_compiled(lambda *_: self._mask_gradients()))
+            self.optimizer.register_step_pre_hook(outside_compiled(self._before_step))
             self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
         self.count = 0
         if self.first == 0:  # of a state that has been loaded the masks are enough, and stay
@@ -220,6 +221,20 @@ class GradualPruning:
 
     def _mask(self, param: Tensor) -> Tensor | None:
         return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
+
+    def _before_step(self, _: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Mask the gradients; a closure, such as Lightning's, makes them in the step."""
+        given = args[1] if len(args) > 1 else kwargs.get("closure")
+        if given is None:
+            self._mask_gradients()
+            return None
+
+        def closure() -> Any:
+            loss = given()
+            self._mask_gradients()
+            return loss
+
+        return (args[0], closure, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
 
     @torch.no_grad()
     def _mask_gradients(self) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.text._tokens import Tokens, ends, spread
-from attsvm.tokenizers import open_tokenizer
+from attsvm.tokenizers import open_tokenizer, tokenizer_file
 
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:[\s/][^<>]*)?>")
 _TAG_OR_COMMENT = re.compile(rf"{_TAG.pattern}|<!--.*?-->", re.DOTALL)
@@ -179,14 +179,15 @@ class WordTokenizer:
 class WordPieceTokenizer(WordTokenizer):
     """Word pieces of a `tokenizer.json` (package tokenizers), such as BERT's, after stop words and stems.
 
-    Every word is split by itself: for a tokenizer that splits at blanks and punctuation, as BERT's does, that is the
-    same as splitting the text. Pieces of punctuation alone are left out.
+    `file` may be the folder that holds it. Every word is split by itself: for a tokenizer that splits at blanks and
+    punctuation, as BERT's does, that is the same as splitting the text. Pieces of punctuation alone are left out.
     """
 
     file: str | Path = field(default="tokenizer.json", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "file", tokenizer_file(self.file))
         _word_pieces(str(self.file))
 
     def pieces(self, chunks: Sequence[str]) -> tuple[list[str], np.ndarray]:

@@ -251,7 +251,7 @@ def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray
     if name is None:
         raise AttsvmError(f"{source} has no column 'image'; it has {', '.join(map(repr, table.column_names))}.")
     pixels = []
-    for row, value in enumerate(table[name].to_pylist()):
+    for row, value in enumerate(table[name].to_pylist(), 1):
         encoded: Any = value.get("bytes") if isinstance(value, dict) else value  # Hugging Face has bytes and path
         try:
             pixels.append(np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB")).transpose(2, 0, 1))

@@ -208,7 +208,8 @@ def make_pruning(
     """Gradual pruning of all matrices over so many steps, if some share of them is to be 0."""
     if settings.sparsity == 0:
         return None
-    matrices = [w for g in param_groups(model, 2.0) if g["name"] in ("attention", "matrices") for w in g["params"]]
+    groups = [group for group in param_groups(model, 2.0) if group["name"] in ("attention", "matrices")]
+    matrices = [named for group in groups for named in zip(group["param_names"], group["params"])]
     every = max(1, min(50, steps // 40))
     return GradualPruning(optimizer, settings.sparsity, steps, every=every, scope=settings.scope, params=matrices)
 
