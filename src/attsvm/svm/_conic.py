@@ -97,11 +97,7 @@ def _iterate(
     weight = weight.to(rows.A.device)[:, None, None].expand(index.shape)
     dense = dense / weight.flatten()
     problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h), index.flatten() >= 0)
-    out = Iterates(
-        W=rows.A.new_zeros(rows.B, rows.d, rows.e),
-        lam=system.equal_multipliers(),
-        iterations=torch.zeros_like(state.index),
-    )
+    out = Iterates.first(rows, system.equal_multipliers())
     best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
     idle, lowest = torch.zeros_like(state.index), best.clone()
 
@@ -109,13 +105,8 @@ def _iterate(
         """The relative gaps of these points; the best of each instance is kept."""
         W, lam = _answer(blocks, problem, state)
         W = _unblocked(W / weight, index, rows.d, rows.e)
-        lower = (system.b * lam).sum(1) / (dual := geometry.dual_norm(system.rows.adjoint(lam)))
-        AW = system.rows.apply(W)
-        margin = torch.where(system.inequality.any(1), system.least_margin(AW), _interpolated(system, AW))
-        left = ((AW - margin[:, None] * system.b) * system.equality).abs().sum(1) * lam.abs().amax(1) / margin
-        relative = (geometry.norm(W) / margin - lower).abs() / lower + left
-        relative = torch.where((margin > 0) & relative.isfinite(), relative, torch.inf)
-        relative = torch.where(system.cancelled(lam, dual, cancelled), 0.0, relative)
+        AW, dual = system.rows.apply(W), geometry.dual_norm(system.rows.adjoint(lam))
+        relative, _ = system.gap(geometry.norm(W), dual, AW, system.margin(AW), lam, cancelled)
         better = (relative <= best[state.index]) & lam.isfinite().all(1)
         at = state.index[better]
         out.W[at], out.lam[at], best[at] = W[better], lam[better], relative[better]
@@ -147,10 +138,6 @@ def _iterate(
             idle, lowest = idle[keep], lowest[keep]
         state = newton_step(problem, state, gap)
     return out
-
-
-def _interpolated(system: System, AW: Tensor) -> Tensor:
-    return (system.b * AW).sum(1) / system.b.square().sum(1)
 
 
 def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:

@@ -164,10 +164,7 @@ def _named_by(solution: MaxMargin, largest: bool, index: Tensor) -> tuple[System
     lam = lam / (system.b * lam).sum(1, keepdim=True)
     W = (part.W / part.norm[:, None, None]).nan_to_num()
     AW = system.rows.apply(W)
-    nu = torch.where(
-        system.inequality.any(1), system.least_margin(AW), (system.b * AW).sum(1) / system.b.square().sum(1)
-    )
-    slack = (AW - nu[:, None] * system.b).clamp_min(1e-300)
+    slack = (AW - system.margin(AW)[:, None] * system.b).clamp_min(1e-300)
     U = system.rows.adjoint(lam).abs()
     D = U[0].numel()
     if largest:
