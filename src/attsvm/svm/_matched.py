@@ -20,21 +20,13 @@ from attsvm.svm._rows import Iterates, System
 def matched(system: System, blocks: Blocks, W: Tensor, lam: Tensor) -> Iterates:
     """The same W with multipliers that match it, from others."""
     rows, b, equality = system.rows, system.b, system.equality
-    index = blocks.index.to(b.device)
-    weight = torch.ones(len(index), dtype=b.dtype) if blocks.weight is None else blocks.weight
-    weight = weight.to(b.device)[:, None, None]
-
-    def cut(V: Tensor) -> Tensor:
-        """Entries (B, …, D) in blocks (B, …, G, k, h)."""
-        flat = torch.nn.functional.pad(V, (0, 1))
-        return flat[..., index.where(index >= 0, V.shape[-1])]
-
-    V = cut(W.nan_to_num().flatten(1)) * weight
+    weight = blocks.weights(b)
+    V = blocks.cut(W.nan_to_num().flatten(1)) * weight
     V = V / torch.linalg.matrix_norm(V, 2).amax(1)[:, None, None, None].clamp_min(1e-300)
     # Rows that are clearly above their margin have no weight at all.
     lam = lam / (b * lam).sum(1, keepdim=True)
     lam = torch.where(equality | (rows.apply(W) - b <= lam), lam, 0.0).nan_to_num()
-    F = cut(rows.dense()) / weight
+    F = blocks.cut(rows.dense()) / weight
     scale = torch.where(equality, lam.abs().amax(1, keepdim=True), lam.clamp_min(0))
     goal = torch.zeros_like(torch.cat((F[:, 0].flatten(1), b[:, :1]), 1))
     goal[:, -1] = 1.0

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attsvm.geometry import Blocks
 from attsvm.svm._rows import Batch, Iterates, Rows, System, cholesky_solve, factored
@@ -46,9 +45,7 @@ class _Groups:
             plain and index.shape == x.shape and bool((index == x).all()) for x in (numbers, numbers.T)
         )
         self.shape = tuple(index.shape)
-        self.index = index.to(rows.A.device)
-        weight = torch.ones(len(index), dtype=rows.A.dtype) if blocks.weight is None else blocks.weight
-        self.weight = weight.to(rows.A.device)[:, None]
+        self.blocks, self.weight = blocks, blocks.weights(rows.A)[..., 0]
         self.F: Tensor | None = None
         if not (self.by_rows or self.by_columns):
             self.F = self.cut(rows.dense().unflatten(2, (rows.d, rows.e)))
@@ -62,16 +59,13 @@ class _Groups:
         """U (…, d, e) in groups, over their weights."""
         if self.by_rows or self.by_columns:
             return U if self.by_rows else U.mT
-        return pad(U.flatten(-2), (0, 1))[..., self.index] / self.weight
+        return self.blocks.cut(U.flatten(-2)).flatten(-2) / self.weight
 
     def joined(self, V: Tensor) -> Tensor:
         """The W (B, d, e) whose groups, times their weights, are V."""
         if self.by_rows or self.by_columns:
             return V if self.by_rows else V.mT
-        d, e = self.rows.d, self.rows.e
-        flat = V.new_zeros(len(V), d * e + 1)
-        flat[:, self.index.flatten().where(self.index.flatten() >= 0, d * e)] = (V / self.weight).flatten(1)
-        return flat[:, :-1].unflatten(1, (d, e))
+        return self.blocks.joined(V / self.weight, self.rows.d, self.rows.e)
 
     def apply(self, V: Tensor) -> Tensor:
         if self.F is None:
