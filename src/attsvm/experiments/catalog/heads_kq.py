@@ -13,7 +13,7 @@ from attsvm.diagnostics import margin_ratio, numerical_rank
 from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments._arrays import array, median
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import TwoLayers, fixed_mlp, saturated
 from attsvm.objective import Added
@@ -145,14 +145,11 @@ def figure(rows: Rows) -> Figure:
     parts = _parts(rows)
     table = np.array([[median(part[f"efficiency_{norm}"]) for norm in NORMS] for part in parts.values()])
     figure, axes = new_figure(1, 1, (6, 0.45 * len(parts) + 1.4))
-    ax = axes[0][0]
     words = [[f"{share:.3f}" for share in row] for row in table]
     bold = [[norm == "nuclear" for norm in NORMS]] * len(parts)
-    picture = heat_map(ax, table, words, ~(table > 0.6), bold, cmap="viridis", vmin=0, vmax=1)
     labels = [f"{name}, rank {median(p['rank']):g} (SVM {median(p['rank_svm']):g})" for name, p in parts.items()]
-    ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
-    ax.set(yticks=range(len(parts)), yticklabels=labels, title="K, Q by gradient descent: share of the largest margin")
-    figure.colorbar(picture, ax=ax, label="margin efficiency")
+    title = "K, Q by gradient descent: share of the largest margin"
+    margin_map(axes[0][0], table, words, bold, list(NORMS.values()), labels, title)
     return figure
 
 

@@ -84,7 +84,7 @@ def figure(rows: Rows) -> Figure:
         ax.set_title(f"n, T, d = {size}" + (", MLP between" if between == MLP else ""))
         ax.set_xticks(RECORDED, [str(k) for k in RECORDED])
         ax.set_xticks([], minor=True)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

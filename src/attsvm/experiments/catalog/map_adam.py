@@ -143,7 +143,7 @@ def figure(rows: Rows) -> Figure:
     )
     floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ2 (dots) ends above ℓ∞ (bands)")
     floored.legend(frameon=False, fontsize=8, loc="lower right")
-    return finish(figure, [steps, collapse, floored], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -69,7 +69,7 @@ def figure(rows: Rows) -> Figure:
     titles = ("n, T, d = 6, 8, 10", "n, T, d = 4, 6, 6")
     for ax, title in zip(axes[0], titles):
         ax.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the spectral margin", title=title)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

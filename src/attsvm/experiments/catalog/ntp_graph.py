@@ -88,7 +88,7 @@ def figure(rows: Rows) -> Figure:
             band(axes[0][1], cell["steps"][0], cell["finite_error"][tied], SERIES[k], label, spread="quantile")
     axes[0][0].set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title="growing part, Graph-SVM")
     axes[0][1].set(xscale="log", yscale="log", xlabel="step", ylabel="relative error", title="finite part")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -44,7 +44,7 @@ def figure(rows: Rows) -> Figure:
     for k, (trained, name) in enumerate({"W": "W, Frobenius", "KQ": "(K, Q), nuclear"}.items()):
         draw_path(axes[0][0], _applied(rows, trained), k, name)
     axes[0][0].set(ylabel="1 − correlation with the SVM solution of α", title="median, and band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -312,7 +312,7 @@ def figure(rows: Rows) -> Figure:
     )
     ax.set(yticks=list(place.values()), yticklabels=list(place), xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5))
     ax.set(xlabel=f"% of the trials that meet the assumptions, of {len(rows.where(case=ONE))} drawn")
-    return finish(figure, axes[0], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:
