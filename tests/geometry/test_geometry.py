@@ -5,6 +5,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
+from draws import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,10 +35,6 @@ def matrices(draw: st.DrawFn, count: int = 1) -> list[Tensor]:
     d, e = draw(shapes)
     numbers = st.lists(entries, min_size=d * e, max_size=d * e)
     return [torch.tensor(draw(numbers), dtype=torch.float64).reshape(d, e) for _ in range(count)]
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def inner(G: Tensor, W: Tensor) -> Tensor:

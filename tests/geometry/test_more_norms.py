@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from draws import random
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
@@ -33,10 +34,6 @@ ALL: list[Geometry] = [
     MIXED,
 ]
 every = pytest.mark.parametrize("geometry", ALL, ids=lambda g: g.name)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def by_definition(geometry: Geometry, W: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import random
 from torch import Tensor
 
 from attsvm import TokenData, att_svm, solve, sphere, train
@@ -50,10 +51,6 @@ class Bare(Geometry):
 
 
 OWN = Diagonal()
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def close(a: Tensor, b: Tensor, rtol: float = 1e-10) -> bool:

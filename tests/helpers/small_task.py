@@ -22,6 +22,17 @@ def network(dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Seque
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).to(device, dtype)
 
 
+def small_transformer() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 2))
+
+
+def gradients(steps: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, generator=generator) for _ in range(steps)]
+
+
 def batch(step: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 + step)
     X = torch.randn(32, 8, generator=generator)
@@ -54,3 +65,7 @@ def fit_pruned(model: nn.Module, optimizer: torch.optim.Optimizer, pruning: Grad
 
 def same(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def moved(model: nn.Module, start: nn.Module) -> Tensor:
+    return torch.cat([(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters())])

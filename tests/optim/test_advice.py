@@ -6,14 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_task import moved
 from torch import nn
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import MirrorAdam, MirrorDescent, param_groups, starting_lr
-
-
-def moved(model: nn.Module, start: nn.Module) -> torch.Tensor:
-    return torch.cat([(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters())])
 
 
 def first_step(make, model: nn.Module, lr: float) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_task import same, small_transformer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from two_processes import run_pair
@@ -28,10 +29,6 @@ MAKERS = {
     "muon": lambda model: MirrorMuon(param_groups(model, p=1.5, lr=5e-3)),
 }
 make_all = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-
-
-def same(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -253,18 +250,12 @@ def points(size: int = 32) -> TensorDataset:
     return TensorDataset(X, (X[:, 0] > 0).long())
 
 
-def small_network() -> nn.Module:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 2))
-
-
 def accelerated(make, **options: Any) -> tuple[Any, ...]:
     accelerate = pytest.importorskip("accelerate")
     accelerate.state.AcceleratorState._reset_state(True)
     accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, **options)
-    model = small_network()
+    model = small_transformer()
     optimizer = make(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
     loader = DataLoader(points(), batch_size=8 // accelerator.num_processes)
@@ -294,7 +285,7 @@ def test_accelerate_resumes_bit_equal(tmp_path, make, precision):
     accelerator.load_state(str(tmp_path / "state"))
     epoch(accelerator, *resumed)
     assert same(straight[0], resumed[0])
-    assert not same(straight[0], small_network())
+    assert not same(straight[0], small_transformer())
 
 
 @pytest.fixture
@@ -310,7 +301,7 @@ def test_accumulated_gradients_make_the_steps_of_large_batches(make):
     accelerator, *halves = accelerated(make, gradient_accumulation_steps=2)
     for _ in range(2):
         epoch(accelerator, *halves)
-    model = small_network()
+    model = small_transformer()
     optimizer = make(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
     for _ in range(2):
@@ -333,7 +324,7 @@ def _pair(rank: int, folder: str) -> None:
         accelerator.save_state(f"{folder}/{name}")
         epoch(accelerator, *pair)
         # Each process saw half of every batch: together the steps of one that sees it whole.
-        alone = small_network()
+        alone = small_transformer()
         optimizer = make(alone)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
         for _ in range(2):
@@ -368,7 +359,7 @@ def lightning_module(make) -> Any:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.network = small_network()
+            self.network = small_transformer()
 
         def training_step(self, batch: list[Tensor], _: int) -> Tensor:
             X, y = batch
@@ -406,7 +397,7 @@ def test_lightning_resumes_bit_equal(make, precision):
         trainer = lightning_trainer(max_epochs=2, enable_checkpointing=False, **options)
         trainer.fit(resumed, loader, ckpt_path=f"{folder}/half.ckpt")
     assert same(straight, resumed)
-    assert not same(straight.network.float(), small_network())
+    assert not same(straight.network.float(), small_transformer())
     if precision == "bf16-true":  # the weights are bf16, their masters and moments are not, after loading either
         states = trainer.optimizers[0].state.values()
         assert {t.dtype for state in states for t in state.values() if t.ndim} == {torch.float32}

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from small_task import fit, loss_of, network, same
+from small_task import fit, loss_of, network, same, small_transformer
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -204,14 +204,8 @@ def test_adam_goes_on_without_weight_decay_alone():
             assert after.param_groups[0]["weight_decay"] == 0
 
 
-def transformer() -> nn.Module:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.Sequential(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 2))
-
-
 def test_from_adamw_with_groups_of_its_own():
-    model = transformer()
+    model = small_transformer()
     matrices = [param for param in model.parameters() if param.ndim == 2]
     others = [param for param in model.parameters() if param.ndim < 2]
     before = torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.3}], 1e-3, (0.8, 0.99))

@@ -4,16 +4,12 @@ import math
 
 import pytest
 import torch
+from mirror_steps import PATHS, error, flat, random_gradients, run, start
 from torch import Tensor
 
 from attsvm import AttsvmError
 from attsvm.optim import MirrorAdam
 from attsvm.optim._mirror_map import inverse_exponent, whole_exponent
-
-PATHS = [("cpu", {"foreach": False}), ("cpu", {"foreach": True})]
-if torch.cuda.is_available():
-    PATHS += [("cuda", {"foreach": False}), ("cuda", {"foreach": True}), ("cuda", {"fused": True})]
-SHAPES = [(40, 30), (7,), (1,), (3, 5, 4)]
 
 
 def reference(
@@ -41,31 +37,6 @@ def reference(
             theta = (1 - lr * weight_decay) ** (p - 1) * theta - lr * step
         result.append((theta.sign() * theta.abs() ** (1 / (p - 1)), theta))
     return result
-
-
-def start(device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter((0.1 * torch.randn(s, generator=generator)).to(device, dtype)) for s in SHAPES]
-
-
-def random_gradients(steps: int) -> list[list[Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [[torch.randn(s, generator=generator) for s in SHAPES] for _ in range(steps)]
-
-
-def run(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradients: list[list[Tensor]]) -> None:
-    for grads in gradients:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad.to(param.device, param.dtype)
-        optimizer.step()
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.detach().cpu().double().flatten() for t in tensors])
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return ((value - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("tensor_lr", [False, True])

@@ -5,17 +5,13 @@ import math
 
 import pytest
 import torch
+from mirror_steps import PATHS, SHAPES, error, flat, random_gradients, run, start
 from torch import Tensor
 
 from attsvm import AttsvmError, Lp, MarginProblem, solve
 from attsvm.optim import MirrorDescent, _fused
 from attsvm.optim._mirror_map import inverse_exponent, signed_power, whole_exponent
 from attsvm.optim._norms import dual_norms
-
-PATHS = [("cpu", {"foreach": False}), ("cpu", {"foreach": True})]
-if torch.cuda.is_available():
-    PATHS += [("cuda", {"foreach": False}), ("cuda", {"foreach": True}), ("cuda", {"fused": True})]
-SHAPES = [(40, 30), (7,), (1,), (3, 5, 4)]
 
 
 def reference(
@@ -45,31 +41,6 @@ def reference(
             direction = g + momentum * buffers[i] if nesterov else buffers[i]
             thetas[i] = (1 - lr * weight_decay) ** (p - 1) * thetas[i] - lr * direction
     return [(theta.sign() * theta.abs() ** (1 / (p - 1)), theta) for theta in thetas]
-
-
-def start(device: str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter((0.1 * torch.randn(s, generator=generator)).to(device, dtype)) for s in SHAPES]
-
-
-def random_gradients(steps: int, seed: int = 1) -> list[list[Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [[torch.randn(s, generator=generator) for s in SHAPES] for _ in range(steps)]
-
-
-def run(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], gradients: list[list[Tensor]]) -> None:
-    for grads in gradients:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad.to(param.device, param.dtype)
-        optimizer.step()
-
-
-def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.detach().cpu().double().flatten() for t in tensors])
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return ((value - expected).norm() / expected.norm()).item()
 
 
 OPTIONS = [

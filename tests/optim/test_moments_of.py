@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from mirror_steps import error
 from small_task import DEVICES, fit, network, same
 from torch import Tensor, nn
 
@@ -50,10 +51,6 @@ def adam_beneath(alpha: float, maximize: bool = False) -> Tensor:
         w.backward(gradient(w.detach(), step))
         adam.step()
     return (phi * phi.abs() ** (alpha - 1)).detach()
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return ((value - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("alpha", [1.25, 2, 2.5, 4, 10])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from small_task import MAKERS, fit, network, same
-from torch import Tensor, nn
+from small_task import MAKERS, fit, gradients, network, same
+from torch import nn
 
 from attsvm import AttsvmError
 from attsvm.native import compiler
@@ -12,11 +12,6 @@ from attsvm.optim._mirror_map import inverse_exponent, signed_power
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 by_name = pytest.mark.parametrize("name", MAKERS)
-
-
-def gradients(steps: int, size: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(size, generator=generator) for _ in range(steps)]
 
 
 @pytest.mark.parametrize(

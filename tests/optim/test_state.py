@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from small_task import MAKERS, fit, network, same
-from torch import Tensor, nn
+from small_task import MAKERS, fit, gradients, network, same
+from torch import nn
 
 from attsvm import AttsvmError
 from attsvm.native import compiler
@@ -32,11 +32,6 @@ def test_bytes_per_parameter(options: dict, dtype: torch.dtype, expected: int) -
     optimizer.step()
     found = {name: value.nbytes for name, value in optimizer.state[w].items() if value.ndim}
     assert sum(found.values()) == expected * w.numel()
-
-
-def gradients(steps: int, size: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(size, generator=generator) for _ in range(steps)]
 
 
 OPTIONS = [

@@ -126,4 +126,4 @@ def test_multipliers_without_a_scale_are_matched_by_none() -> None:
     run = Iterates(torch.zeros(1, 2, 1, dtype=torch.float64), lam, torch.zeros(1, dtype=torch.long))
     blocks = Lp(math.inf).blocks(2, 1)
     assert blocks is not None
-    assert matched(system, blocks, run).lam.tolist() == [[0, 0]]
+    assert matched(system, blocks, run.W, run.lam).lam.tolist() == [[0, 0]]

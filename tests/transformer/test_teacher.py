@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small_task import moved
 from torch import nn
 from typer.testing import CliRunner
 
@@ -34,10 +35,6 @@ def started(data: Data, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make_model(settings(), data)
-
-
-def moved(model: nn.Module, start: nn.Module) -> torch.Tensor:
-    return torch.cat([(a - b).detach().flatten() for a, b in zip(model.parameters(), start.parameters())])
 
 
 @pytest.mark.parametrize("kind", DATA)

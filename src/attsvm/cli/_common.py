@@ -11,7 +11,10 @@ from rich.console import Console
 from attsvm.errors import AttsvmError
 from attsvm.files import is_there
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
+DataFile = Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")]
+RunFolder = Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")]
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, console
+from attsvm.cli._common import AsJson, DataFile, Device, console
 from attsvm.errors import AttsvmError
 from attsvm.files import checked_path, is_file
 
@@ -26,7 +26,7 @@ NAMED = 3
 
 
 def solve_command(
-    data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
+    data: DataFile,
     norm: Annotated[
         str,
         typer.Option(
@@ -44,7 +44,7 @@ def solve_command(
     tol: Annotated[float, typer.Option(help="Relative gap to certify.")] = 1e-9,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the solutions here, .safetensors or .npz.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    as_json: AsJson = False,
     rows: Annotated[int, typer.Option(min=0, help="Trials to print in the table.")] = 20,
 ) -> None:
     """Solve the max-margin problem that separates the selected tokens from all others."""

@@ -30,6 +30,7 @@ _WIDE = 12
 
 Model = Annotated[Path, typer.Argument(help="Folder that attsvm text fit wrote.", show_default=False)]
 Encoding = Annotated[str, typer.Option(help="Of .csv, .tsv and .jsonl files.")]
+Split = Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
@@ -42,7 +43,7 @@ def fit_command(
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     text: Annotated[str, typer.Option(help="Column of the texts.")] = "text",
     label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
-    split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
+    split: Split = None,
     drop: Annotated[list[str] | None, typer.Option(help="A label to leave out, such as --drop=-1.")] = None,
     test: Annotated[
         float, typer.Option(min=0, max=0.9, help="Part held out to measure the accuracy; 0 fits to everything.")
@@ -146,7 +147,7 @@ def predict_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Table to write; CSV on standard output if not given.")] = None,
     label: Annotated[str | None, typer.Option(help="Column of true labels, to measure the accuracy.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only rows whose column split has this value.")] = None,
+    split: Split = None,
     encoding: Encoding = "utf-8",
 ) -> None:
     """Add the columns `predicted` and `probability` to a table of texts."""

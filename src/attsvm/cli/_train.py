@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, console
+from attsvm.cli._common import DataFile, Device, RunFolder, console
 from attsvm.cli._verdict import TRAJECTORY, all_well, draw_run, print_verdict, write_verdict
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
@@ -29,8 +28,8 @@ class LossName(StrEnum):
 
 
 def train_command(
-    data: Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
+    data: DataFile,
+    out: RunFolder,
     steps: Annotated[int, typer.Option(min=1, help="Steps to take in all.")],
     geometry: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, console
+from attsvm.cli._common import Device, RunFolder, console
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -98,7 +98,7 @@ _OF_KIND = {"tokenizer": "text", "length": "text", "grouped": "text", "size": "v
 def fit_command(
     context: typer.Context,
     data: DataArgument,
-    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there already is resumed.")],
+    out: RunFolder,
     lr: Annotated[float, typer.Option(min=0, help="Step size.")],
     rest_lr: Annotated[
         float | None,

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import console
+from attsvm.cli._common import AsJson, console
 from attsvm.errors import AttsvmError
 from attsvm.files import atomic_path
 from attsvm.tolerances import REACHED
@@ -24,7 +24,7 @@ VERDICT = "verdict.json"
 
 def verdict_command(
     run: Annotated[Path, typer.Argument(help="Folder of a run, written by `attsvm train`.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    as_json: AsJson = False,
     tol: Annotated[float | None, typer.Option(help="Direction error up to which a limit counts as reached.")] = None,
 ) -> None:
     """Judge a finished run again: which limit, reached or not, under which theorem, how fast."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attsvm.data import TokenData
 from attsvm.diagnostics import margin_ratio
-from attsvm.dynamics import Gaussian
+from attsvm.dynamics import Gaussian, Trajectory
 from attsvm.geometry import Geometry
 from attsvm.svm import MaxMargin, att_svm, solve
 from attsvm.tolerances import SHARP
@@ -47,6 +49,23 @@ def margin_share(data: TokenData, tokens: Tensor, W: Tensor, geometry: Geometry 
     """The margin of W over the largest one that these tokens have in this norm, (B,)."""
     solution = solve(att_svm(data, tokens), geometry)
     return margin_ratio(data, tokens, W, solution.geometry, solution)
+
+
+def share_columns(result: Trajectory, norms: Iterable[str]) -> dict[str, np.ndarray]:
+    """The recorded steps, and in every norm the margin share of the W there and the norm of the SVM solution."""
+    columns = {"steps": steps_of(result.steps, range(len(result)))}
+    for norm in norms:
+        solution = solve(att_svm(result.data, result.tokens), norm)
+        shares = [margin_ratio(result.data, result.tokens, W, solution.geometry, solution) for W in result.records["W"]]
+        columns |= {f"efficiency_{norm}": curves(torch.stack(shares)), f"norm_{norm}": array(solution.norm)}
+    return columns
+
+
+def second_best(data: TokenData) -> Tensor:
+    """The second best token of the first sequence, the best of the others: often locally, never globally optimal."""
+    tokens = data.optimal_tokens().clone()
+    tokens[:, 0, 0] = data.scores()[:, 0, 0].topk(2).indices[:, 1]
+    return tokens
 
 
 def as_in_paper(trained: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "dots",
     "finish",
     "heat_map",
+    "margin_map",
 ]
 __all__ += ["Axes", "Figure", "new_figure", "styled"]
 
@@ -107,24 +109,46 @@ def heat_map(
     words: list[list[str]],
     dark: np.ndarray,
     bold: list[list[bool]],
+    columns: Sequence[str],
+    rows: Sequence[str],
     size: float = 8,
     **look: Any,
 ) -> Any:
-    """A table by colours, with words in its cells, white where the colour is dark and some of them bold; the image."""
+    """A table by colours, with words in its cells, white where the colour is dark and some of them bold; the image.
+
+    `columns` and `rows` are what its axes say.
+    """
     picture = ax.imshow(table, aspect="auto", **look)
     for (i, j), is_dark in np.ndenumerate(dark):
         weight, colour = "bold" if bold[i][j] else "normal", "white" if is_dark else "black"
         ax.text(j, i, words[i][j], ha="center", va="center", fontsize=size, weight=weight, color=colour)
+    ax.set(xticks=range(table.shape[1]), xticklabels=columns, yticks=range(table.shape[0]), yticklabels=rows)
     return picture
 
 
-def finish(figure: Figure, axes: list[Axes], *, legend: bool | str = True) -> Figure:
+def margin_map(
+    ax: Axes,
+    table: np.ndarray,
+    words: list[list[str]],
+    bold: list[list[bool]],
+    norms: Sequence[str],
+    rows: Sequence[str],
+    title: str,
+    size: float = 8,
+) -> None:
+    """Shares of the largest margin in several norms, as a `heat_map` with its colour bar."""
+    picture = heat_map(ax, table, words, ~(table > 0.6), bold, norms, rows, size, cmap="viridis", vmin=0, vmax=1)
+    ax.set(xlabel="norm of the margin", title=title)
+    ax.figure.colorbar(picture, ax=ax, label="margin efficiency")
+
+
+def finish(figure: Figure, *, legend: bool | str = True) -> Figure:
     """Grids, and a legend in every panel that has labels, or one for all below ("outside")."""
-    for ax in axes:
+    for ax in figure.axes:
         ax.grid(alpha=0.25)
         if legend is True and ax.get_legend_handles_labels()[0]:
             ax.legend(frameon=False, fontsize=8)
     if legend == "outside":
-        handles, labels = axes[0].get_legend_handles_labels()
+        handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=8)
     return figure

@@ -52,7 +52,7 @@ def ratio_figure(rows: Rows, by: str, title: str) -> Figure:
     ax.set(yticks=range(len(names)), yticklabels=[name.removeprefix("ratio: ") for name in names])
     ax.set(xlabel="left side over right side (lines 5% to 95% of the trials, markers the largest)", title=title)
     ax.invert_yaxis()
-    return finish(figure, axes[0], legend="outside" if len(values) > 1 else False)
+    return finish(figure, legend="outside" if len(values) > 1 else False)
 
 
 def ratio_checks(rows: Rows, by: str, paper: dict[str, str]) -> list[Check]:

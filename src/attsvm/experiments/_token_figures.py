@@ -92,7 +92,7 @@ def two_layer_figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     scatter(axes[0][0], rows, "p", f"{name}, attention")
     scatter(axes[0][1], rows, "v", f"{name}, direction")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def two_layer_checks(rows: Rows) -> list[Check]:

@@ -31,6 +31,21 @@ class TwoLayers:
     rho: float = 0.5
     mlp: tuple[Tensor, Tensor] | None = None
 
+    @classmethod
+    def of(cls, data: TokenData, mlp: bool) -> TwoLayers:
+        """The model of single queries and their head, with or without a fixed MLP between the layers."""
+        assert data.head is not None
+        v = data.head.tensors()["v"][:, 0]
+        return cls(data.X, data.Z[:, :, 0], data.Y[..., 0], v, mlp=fixed_mlp(data) if mlp else None)
+
+    def attentions(self, W1: Tensor, W2: Tensor) -> tuple[tuple[TokenData, Tensor], tuple[TokenData, Tensor]]:
+        """Both layers as one-layer data with the tokens their queries select. Of layer 1 only the queries whose
+        outputs layer 2 reads."""
+        above = TokenData.cross(self.hidden(W1)[0], self.Z[:, :, None])
+        chosen = above.logits(W2).argmax(-1)
+        read = TokenData.cross(self.X, _pick(self.X, chosen))
+        return (read, read.logits(W1).argmax(-1)), (above, chosen)
+
     def hidden(self, W1: Tensor) -> tuple[Tensor, Tensor]:
         """What layer 2 sees (B, n, T, d), and the tokens (B, n, T) that the queries of layer 1 select."""
         first = _Softmax.of(torch.einsum("bnsd,bde,bnte->bnts", self.X, W1, self.X))

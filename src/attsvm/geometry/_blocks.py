@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,3 +31,18 @@ class Blocks:
     def whole(cls, d: int, e: int, kind: Literal["max", "sum"]) -> Blocks:
         """One block: the spectral or the nuclear norm."""
         return cls(torch.arange(d * e).reshape(1, d, e), kind)
+
+    def weights(self, like: Tensor) -> Tensor:
+        """(G, 1, 1), 1 where there are none."""
+        weight = torch.ones(len(self.index)) if self.weight is None else self.weight
+        return weight.to(like)[:, None, None]
+
+    def cut(self, V: Tensor) -> Tensor:
+        """The blocks (…, G, k, h) of entries (…, d·e), filled up with 0."""
+        return pad(V, (0, 1))[..., self.index.to(V.device)]  # −1 is the 0 at the end
+
+    def joined(self, V: Tensor, d: int, e: int) -> Tensor:
+        """The matrices (B, d, e) with the blocks V (B, G, k, h)."""
+        flat = V.new_zeros(len(V), d * e + 1)
+        flat[:, self.index.to(V.device).flatten()] = V.flatten(1)
+        return flat[:, :-1].unflatten(1, (d, e))

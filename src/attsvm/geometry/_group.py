@@ -96,8 +96,7 @@ class Group(Geometry):
         if isinstance(self.groups, str):
             parts = W if self.groups == "rows" else W.mT
         else:
-            index = self.blocks(*W.shape[-2:]).index.to(W.device)[..., 0]
-            parts = torch.nn.functional.pad(W.flatten(-2), (0, 1))[..., index]  # −1 is the zero at the end
+            parts = self.blocks(*W.shape[-2:]).cut(W.flatten(-2))[..., 0]
         largest = parts.detach().abs().amax(-1, keepdim=True)
         largest = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         total = (parts / largest).square().sum(-1)

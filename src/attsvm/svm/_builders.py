@@ -115,7 +115,8 @@ def graph_finite_part(E: Any, sequences: Any, labels: Any) -> Tensor:
     kept = torch.zeros_like(sequences, dtype=torch.bool)
     for k in last.unique():
         some = last == k
-        tokens, component = _components(*_edges(sequences[some], labels[some]))
+        tokens, edges = _edges(sequences[some], labels[some])
+        component = _components(len(tokens), edges)
         names = torch.full((len(E) + 1,), -1).scatter(0, tokens, component)
         kept[some] = (names[sequences[some]] == names[labels[some]][:, None]) & (sequences[some] >= 0)
     x = E[sequences.clamp_min(0).to(E.device)]
@@ -196,22 +197,21 @@ def _edges(sequences: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, positions[positions[:, 0] != positions[:, 1]]
 
 
-def _components(tokens: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens, and the first position of each one's strongly connected component."""
-    v = len(tokens)
+def _components(v: int, edges: Tensor) -> Tensor:
+    """The first position of the strongly connected component of each of v tokens."""
     reach = torch.eye(v)
     reach[edges[:, 0], edges[:, 1]] = 1.0
     for _ in range(max(1, v.bit_length())):
         reach = (reach @ reach).clamp_max(1.0)
     same = (reach > 0) & (reach.mT > 0)
-    return tokens, torch.where(same, torch.arange(v), v).amin(1)
+    return torch.where(same, torch.arange(v), v).amin(1)
 
 
 def _rows_of_graph(sequences: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of tokens (M, 2) whose logits one last token compares, and whether they are tied."""
     tokens, edges = _edges(sequences, labels)
-    _, component = _components(tokens, edges)
-    ties = torch.stack((component, torch.arange(len(tokens))), 1)[component != torch.arange(len(tokens))]
+    component, own = _components(len(tokens), edges), torch.arange(len(tokens))
+    ties = torch.stack((component, own), 1)[component != own]
     between = edges[component[edges[:, 0]] != component[edges[:, 1]]]
     pairs = tokens[torch.cat((ties, between))]
     return pairs, torch.arange(len(pairs)) < len(ties)

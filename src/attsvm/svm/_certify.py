@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from attsvm.geometry import Geometry
 from attsvm.svm._exact import UNIT, combination, inner, magnitude, values
 from attsvm.svm._farkas import prove_infeasible
 from attsvm.svm._result import Status
-from attsvm.svm._rows import Iterates, System
+from attsvm.svm._rows import Batch, Iterates, System
 
 _LIFTS = (0.25, 1.0, 4.0)
 """How far rows at the margin are lifted above it, in units of what rounding the entries of W can do to them."""
@@ -25,7 +25,7 @@ _NEARLY_CANCELLED = 1e-6
 
 
 @dataclass
-class Answer:
+class Answer(Batch):
     """Everything of a MaxMargin that the solver finds, in scaled units."""
 
     W: Tensor
@@ -35,13 +35,6 @@ class Answer:
     violation: Tensor  # (B, N), of the equality rows
     status: Tensor
     iterations: Tensor
-
-    def put(self, index: Tensor, part: Answer) -> None:
-        for f in fields(self):
-            getattr(self, f.name)[index] = getattr(part, f.name)
-
-    def take(self, index: Tensor) -> Answer:
-        return Answer(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def fits(self, tol: float) -> Tensor:
         """Where there is a W, and its violation of the equalities is within the tolerance (B,): rows have norm 1 or

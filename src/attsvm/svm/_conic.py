@@ -80,42 +80,28 @@ def _reduced(system: System, blocks: Blocks) -> tuple[System, Blocks, Tensor, Te
         system = replace(system, rows=Rows(A.reshape(rows.B, rows.Q, rows.R, d), Z))
         numbers = torch.arange(d * e).reshape(d, e)
         index = numbers[None] if whole else (numbers if of_rows else numbers.T)[..., None]
-        blocks = replace(blocks, index=index)
-    return system, blocks, left, right
+    return system, replace(blocks, index=index.to(A.device)), left, right
 
 
 def _iterate(
     system: System, geometry: Geometry, blocks: Blocks, tol: float, max_iterations: int, cancelled: float
 ) -> Iterates:
     rows = system.rows
-    D = rows.d * rows.e
-    index = blocks.index.to(rows.A.device)
-    G, k, h = index.shape
-    dense = torch.nn.functional.pad(rows.dense(), (0, 1))[..., index.flatten().where(index.flatten() >= 0, D)]
-    # Weighted norms are plain ones of weighted blocks.
-    weight = torch.ones(len(index), dtype=torch.float64) if blocks.weight is None else blocks.weight
-    weight = weight.to(rows.A.device)[:, None, None].expand(index.shape)
-    dense = dense / weight.flatten()
-    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h), index.flatten() >= 0)
-    out = Iterates(
-        W=rows.A.new_zeros(rows.B, rows.d, rows.e),
-        lam=system.equal_multipliers(),
-        iterations=torch.zeros_like(state.index),
-    )
+    G, k, h = blocks.index.shape
+    weight = blocks.weights(rows.A)  # weighted norms are plain ones of weighted blocks
+    dense = (blocks.cut(rows.dense()) / weight).flatten(2)
+    real = blocks.index.flatten() >= 0
+    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h), real)
+    out = Iterates.first(rows, system.equal_multipliers())
     best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
     idle, lowest = torch.zeros_like(state.index), best.clone()
 
     def record(state: State, problem: Problem, system: System) -> Tensor:
         """The relative gaps of these points; the best of each instance is kept."""
         W, lam = _answer(blocks, problem, state)
-        W = _unblocked(W / weight, index, rows.d, rows.e)
-        lower = (system.b * lam).sum(1) / (dual := geometry.dual_norm(system.rows.adjoint(lam)))
-        AW = system.rows.apply(W)
-        margin = torch.where(system.inequality.any(1), system.least_margin(AW), _interpolated(system, AW))
-        left = ((AW - margin[:, None] * system.b) * system.equality).abs().sum(1) * lam.abs().amax(1) / margin
-        relative = (geometry.norm(W) / margin - lower).abs() / lower + left
-        relative = torch.where((margin > 0) & relative.isfinite(), relative, torch.inf)
-        relative = torch.where(system.cancelled(lam, dual, cancelled), 0.0, relative)
+        W = blocks.joined(W / weight, rows.d, rows.e)
+        AW, dual = system.rows.apply(W), geometry.dual_norm(system.rows.adjoint(lam))
+        relative, _ = system.gap(geometry.norm(W), dual, AW, system.margin(AW), lam, cancelled)
         better = (relative <= best[state.index]) & lam.isfinite().all(1)
         at = state.index[better]
         out.W[at], out.lam[at], best[at] = W[better], lam[better], relative[better]
@@ -147,17 +133,6 @@ def _iterate(
             idle, lowest = idle[keep], lowest[keep]
         state = newton_step(problem, state, gap)
     return out
-
-
-def _interpolated(system: System, AW: Tensor) -> Tensor:
-    return (system.b * AW).sum(1) / system.b.square().sum(1)
-
-
-def _unblocked(V: Tensor, index: Tensor, d: int, e: int) -> Tensor:
-    """Blocks (B, G, k, h) as a matrix (B, d, e)."""
-    flat = V.new_zeros(len(V), d * e + 1)
-    flat[:, index.flatten().where(index.flatten() >= 0, d * e)] = V.flatten(1)
-    return flat[:, :-1].unflatten(1, (d, e))
 
 
 def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: Tensor) -> tuple[Problem, State]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.svm._nuclear import lowest_eigenvalue, metric, symmetric
-from attsvm.svm._rows import cholesky_solve
+from attsvm.svm._rows import Batch, cholesky_solve
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Problem:
 
 
 @dataclass
-class State:
+class State(Batch):
     """A point of every instance: unknowns, multipliers, cones with their factors; those that `failed` go no further."""
 
     index: Tensor
@@ -62,9 +62,6 @@ class State:
     L_X: Tensor
     L_S: Tensor
     failed: Tensor
-
-    def take(self, index: Tensor) -> State:
-        return State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def cone(problem: Problem, y: Tensor, constant: float = 1.0) -> Tensor:

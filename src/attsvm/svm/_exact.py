@@ -8,6 +8,8 @@ product and every sum of two numbers comes with its exact rounding error, which 
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,12 @@ def two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     a_high, b_high = _high(a), _high(b)
     a_low, b_low = a - a_high, b - b_high
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def fractions(A: Tensor, low: Tensor | None) -> list[list[Fraction]]:
+    """Rows (N, d), with what rounding took from them, as exact numbers."""
+    a = [[Fraction(x) for x in row] for row in A.tolist()]
+    return a if low is None else [[x + Fraction(y) for x, y in zip(row, more)] for row, more in zip(a, low.tolist())]
 
 
 def magnitude(rows: Rows, W: Tensor) -> Tensor:

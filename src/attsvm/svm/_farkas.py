@@ -20,7 +20,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from attsvm.svm._exact import LEAST, UNIT, combination, inner
+from attsvm.svm._exact import LEAST, UNIT, combination, fractions, inner
 from attsvm.svm._rows import Rows, System
 
 _MOST_NUMBERS = 2**26
@@ -178,11 +178,8 @@ def _dependence(rows: Rows, support: list[int]) -> list[Fraction]:
     of_groups = rows.Z[0, [c // rows.R for c in support]]
     if any(bool(((x != 0) & (x.abs() < LEAST)).any()) for x in (*of_rows, of_groups)):
         return []
-    z = [[Fraction(x) for x in group] for group in rows.Z[0].tolist()]
-    a = [[Fraction(x) for x in row] for row in rows.A[0].flatten(0, 1).tolist()]
-    if rows.A_low is not None:
-        low = rows.A_low[0].flatten(0, 1).tolist()
-        a = [[x + Fraction(y) for x, y in zip(row, more)] for row, more in zip(a, low)]
+    z = fractions(rows.Z[0], None)
+    a = fractions(rows.A[0].flatten(0, 1), None if rows.A_low is None else rows.A_low[0].flatten(0, 1))
     vectors = [[x * y for x in a[c] for y in z[c // rows.R]] for c in support]
     columns = [list(column) for column in zip(*vectors)]  # D equations in the weights
     pivots: list[int] = []

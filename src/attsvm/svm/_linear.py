@@ -11,13 +11,13 @@ matrix A Θ A' + diag(s/λ), Θ = u v/(Pv + Mu) for ℓ∞ and P/u + M/v for ℓ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from attsvm.svm._rows import Iterates, System, cholesky_solve
+from attsvm.svm._rows import Batch, Iterates, System, cholesky_solve, factored
 from attsvm.svm._vertex import at_vertex, named
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
@@ -31,7 +31,7 @@ _GUESS = 1e-2
 
 
 @dataclass
-class _State:
+class _State(Batch):
     lam: Tensor
     s: Tensor
     nu: Tensor
@@ -42,18 +42,11 @@ class _State:
     P: Tensor
     M: Tensor
 
-    def take(self, index: Tensor) -> _State:
-        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
-
 
 def solve_linear(system: System, largest: bool, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     """As `solve_lp`, for ℓ∞ (`largest`) or ℓ1."""
     rows, b = system.rows, system.b
-    out = Iterates(
-        W=b.new_zeros(rows.B, rows.d, rows.e),
-        lam=system.equal_multipliers(),
-        iterations=torch.zeros(rows.B, dtype=torch.long, device=b.device),
-    )
+    out = Iterates.first(rows, system.equal_multipliers())
     index = torch.arange(rows.B, device=b.device)
     best = b.new_full((rows.B,), torch.inf)
     idle, lowest = torch.zeros_like(index), best.clone()
@@ -96,19 +89,12 @@ def solve_linear(system: System, largest: bool, tol: float, max_iterations: int,
 
 def _gap(system: System, largest: bool, W: Tensor, lam: Tensor, cancelled: float, U: Tensor | None = None) -> Tensor:
     """The relative gap between ‖W‖ over the margin of W and b'λ/‖U‖, U = A'λ; 0 where that has cancelled."""
-    b, ineq = system.b, system.inequality
     if U is None:
         U = system.rows.adjoint(lam)
     W_size, U_size = W.abs().flatten(1), U.abs().flatten(1)
     W_norm, U_norm = (W_size.amax(1), U_size.sum(1)) if largest else (W_size.sum(1), U_size.amax(1))
     AW = system.rows.apply(W)
-    interpolated = (b * AW).sum(1) / b.square().sum(1)
-    margin = torch.where(ineq.any(1), system.least_margin(AW), interpolated)
-    lower = (b * lam).sum(1) / U_norm
-    off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * lam.abs().amax(1)
-    gap = (W_norm / margin - lower).abs() / lower + off / margin
-    gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-    gap = torch.where(system.cancelled(lam, U_norm, cancelled), 0.0, gap)
+    gap, _ = system.gap(W_norm, U_norm, AW, system.margin(AW), lam, cancelled)
     return torch.where(lam.isfinite().all(1) & W_norm.isfinite(), gap, torch.nan)
 
 
@@ -153,19 +139,7 @@ def _newton_step(system: System, x: _State, largest: bool, wide: bool, refinemen
     if wide:
         base = wide_solver(system, ratio, inverse_of(theta, torch.zeros_like(theta), 0.0))
     else:
-        H = rows.gram(theta)
-        diagonal = H.diagonal(dim1=1, dim2=2)
-        regular = 1e-15 * diagonal.amax(1, keepdim=True)
-        diagonal += ridge + regular
-        L, info = torch.linalg.cholesky_ex(H)
-        for _ in range(3):
-            if not bool(info.any()):
-                break
-            diagonal += (info > 0)[:, None] * 1e2 * regular
-            regular = 1e2 * regular
-            L, info = torch.linalg.cholesky_ex(H)
-
-        base = partial(cholesky_solve, L)
+        base = partial(cholesky_solve, factored(rows.gram(theta), ridge, 1e-15, (1e2, 1e2, 1e2)))
 
     def solve(y: Tensor) -> Tensor:
         z = base(y)

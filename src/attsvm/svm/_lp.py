@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attsvm.svm._corrector import mean_complementarity, predictor_corrector
-from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
+from attsvm.svm._rows import Batch, Iterates, Rows, System, cholesky_solve, factored
 from attsvm.svm._wide import inverse_of, is_wide, wide_solver
 
 PATIENCE = 40
@@ -35,7 +35,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass
-class _State:
+class _State(Batch):
     """The iterate: U = A'λ, W_unit = W/‖W‖_p, and the power that the Hessian needs, |U/‖U‖_q|^(q−2) where W is
     linked to U and |W/‖W‖_p|^(p−2) where it is free."""
 
@@ -49,9 +49,6 @@ class _State:
     AW: Tensor
     W_unit: Tensor
     power: Tensor
-
-    def take(self, index: Tensor) -> _State:
-        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def _unit_power(U: Tensor, q: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,11 +97,7 @@ def solve_lp(
     An instance also stops where A'λ has cancelled to that level; `start` are multipliers, b'λ = 1, and a W. The careful
     way never forms the Newton matrix, nor W from λ: their rounding hides small margins."""
     B, b = system.rows.B, system.b
-    out = Iterates(
-        W=b.new_zeros(B, system.rows.d, system.rows.e),
-        lam=torch.zeros_like(b),
-        iterations=torch.zeros(B, dtype=torch.long, device=b.device),
-    )
+    out = Iterates.first(system.rows, torch.zeros_like(b))
     index = torch.arange(B, device=b.device)
     best = b.new_full((B,), torch.inf)
     idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
@@ -115,14 +108,8 @@ def solve_lp(
 
     for iteration in range(max_iterations + 1):
         # Certify the iterates, keep the best of each instance, retire the finished ones.
-        b, inequality = system.b, system.inequality
-        lower = (b * state.lam).sum(1) / state.U_norm
-        margin = torch.where(inequality.any(1), system.least_margin(state.AW), state.t)
-        off = (state.AW - margin[:, None] * b).masked_fill(inequality, 0.0)
-        violation = off.abs().sum(1) * state.lam.abs().amax(1)
-        gap = (state.W_norm / margin - lower).abs() / lower + violation / margin
-        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-        gap = torch.where(system.cancelled(state.lam, state.U_norm, cancelled), 0.0, gap)
+        margin = torch.where(system.inequality.any(1), system.least_margin(state.AW), state.t)
+        gap, lower = system.gap(state.W_norm, state.U_norm, state.AW, margin, state.lam, cancelled)
         improved = (gap <= best[index]) & ~lower.isnan()
         at = index[improved]
         out.W[at], out.lam[at], best[at] = state.W[improved], state.lam[improved], gap[improved]
@@ -204,14 +191,7 @@ def _newton_step(
             H.baddbmm_(v[:, :, None], v[:, None, :], alpha=2 - q)
         else:
             H = gram.clone()
-        diagonal = H.diagonal(dim1=1, dim2=2)
-        regular = 1e-14 * diagonal.amax(1, keepdim=True)  # duplicate rows make the Gram matrix singular
-        diagonal += ridge + regular
-        L, info = torch.linalg.cholesky_ex(H)
-        if info.any():
-            diagonal += (info > 0)[:, None] * 1e4 * regular
-            L, info = torch.linalg.cholesky_ex(H)
-        base = partial(cholesky_solve, L)
+        base = partial(cholesky_solve, factored(H, ridge, 1e-14, (1e4,)))
 
     def solve(rhs: Tensor) -> Tensor:
         """H⁻¹ of the columns of rhs."""

@@ -32,18 +32,18 @@ Cholesky factors of the new X and S, needed anyway, prove the step; it is shorte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.linalg import cholesky_ex, matrix_norm, solve_triangular, vector_norm
 
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._rows import Batch, Iterates, Rows, System
 from attsvm.svm._wide import Solver, is_wide, wide_solver
 
 
 @dataclass
-class _State:
+class _State(Batch):
     """The variables of the instances still running; XS holds X and S (k, 2, p, p), L their Cholesky factors."""
 
     index: Tensor
@@ -54,9 +54,6 @@ class _State:
     s: Tensor
     nu: Tensor
     failed: Tensor
-
-    def take(self, index: Tensor) -> _State:
-        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def solve_nuclear(system: System, tol: float, max_iterations: int, cancelled: float) -> Iterates:
@@ -182,7 +179,7 @@ def _schur_matrix(rows: Rows, X: Tensor, Y: Tensor, H: Tensor, T: Tensor) -> Ten
 
 def _iterate(system: System, x: _State, tol: float, max_iterations: int, cancelled: float) -> Iterates:
     rows, N = system.rows, system.rows.N
-    out = Iterates(W=rows.A.new_zeros(rows.B, rows.d, rows.e), lam=x.lam.clone(), iterations=torch.zeros_like(x.index))
+    out = Iterates.first(rows, x.lam.clone())
     buffers = None if is_wide(system) else tuple(system.b.new_empty(rows.B, N, N) for _ in range(3))
     best = torch.full_like(x.t, torch.inf)
     for iteration in range(max_iterations + 1):

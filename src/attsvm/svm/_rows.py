@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,24 @@ _DEPENDENT = 1e-10
 def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
     """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
     return solve_triangular(L.mT, solve_triangular(L, right, upper=False), upper=True)
+
+
+def factored(H: Tensor, ridge: Tensor | float, level: float, growth: Sequence[float]) -> Tensor:
+    """L with LLᵀ = H + diag(ridge) and, since rows may depend on each other, a little more; H is overwritten.
+
+    That is `level` of the largest diagonal entry, and where L does not exist then, each factor of `growth` times as
+    much."""
+    diagonal = H.diagonal(dim1=1, dim2=2)
+    regular = level * diagonal.amax(1, keepdim=True)
+    diagonal += ridge + regular
+    L, info = torch.linalg.cholesky_ex(H)
+    for factor in growth:
+        if not bool(info.any()):
+            break
+        regular = factor * regular
+        diagonal += (info > 0)[:, None] * regular
+        L, info = torch.linalg.cholesky_ex(H)
+    return L
 
 
 class Rows:
@@ -95,13 +114,7 @@ class Rows:
         keep = tight.to(b.dtype)
         wide = self.d * self.e < self.N
         G = self.normal(keep) if wide else self.gram() * keep[:, :, None] * keep[:, None, :]
-        diagonal = G.diagonal(dim1=1, dim2=2)
-        regular = 1e-14 * diagonal.amax(1, keepdim=True)
-        diagonal += regular + (1e-300 if wide else 1 - keep)
-        L, info = torch.linalg.cholesky_ex(G)
-        if bool(info.any()):
-            diagonal += (info > 0)[:, None] * 1e3 * regular
-            L, info = torch.linalg.cholesky_ex(G)
+        L = factored(G, 1e-300 if wide else 1 - keep, 1e-14, (1e3,))
         for _ in range(3):
             residual = ((apply or self.apply)(W) - b) * keep
             if wide:  # least squares: the rows may be more than W has entries
@@ -113,19 +126,31 @@ class Rows:
 
 
 @dataclass
-class Iterates:
+class Batch:
+    """Tensors with an entry for every instance."""
+
+    def take(self, index: Tensor) -> Self:
+        """The instances named by `index`."""
+        return type(self)(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def put(self, index: Tensor, part: Self) -> None:
+        """Replace the instances named by `index`."""
+        for f in fields(self):
+            getattr(self, f.name)[index] = getattr(part, f.name)
+
+
+@dataclass
+class Iterates(Batch):
     """What a solver found: λ certifies from below, W from above, both unscaled."""
 
     W: Tensor
     lam: Tensor
     iterations: Tensor
 
-    def take(self, index: Tensor) -> Iterates:
-        """The instances named by `index`."""
-        return Iterates(self.W[index], self.lam[index], self.iterations[index])
-
-    def put(self, index: Tensor, part: Iterates) -> None:
-        self.W[index], self.lam[index], self.iterations[index] = part.W, part.lam, part.iterations
+    @classmethod
+    def first(cls, rows: Rows, lam: Tensor) -> Self:
+        """W = 0 and these multipliers, before any iteration."""
+        return cls(lam.new_zeros(rows.B, rows.d, rows.e), lam, torch.zeros(rows.B, dtype=torch.long, device=lam.device))
 
 
 @dataclass
@@ -193,6 +218,24 @@ class System:
     def least_margin(self, AW: Tensor) -> Tensor:
         """The smallest AW/b of the inequalities, (B,); infinite where there are none."""
         return (AW / self.b).where(self.inequality, torch.inf).amin(1)
+
+    def margin(self, AW: Tensor) -> Tensor:
+        """`least_margin`, or where there are only equalities what AW is of b by least squares."""
+        interpolated = (self.b * AW).sum(1) / self.b.square().sum(1)
+        return torch.where(self.inequality.any(1), self.least_margin(AW), interpolated)
+
+    def gap(
+        self, W_norm: Tensor, U_norm: Tensor, AW: Tensor, margin: Tensor, lam: Tensor, cancelled: float
+    ) -> tuple[Tensor, Tensor]:
+        """The relative gap between ‖W‖ over its margin and the lower bound b'λ/‖U‖, U = A'λ, and that bound; (B,) each.
+
+        What W leaves of the equalities counts. The gap is infinite where W does not separate, and 0 where A'λ has
+        cancelled to that level."""
+        lower = (self.b * lam).sum(1) / U_norm
+        off = ((AW - margin[:, None] * self.b) * self.equality).abs().sum(1) * lam.abs().amax(1)
+        gap = (W_norm / margin - lower).abs() / lower + off / margin
+        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
+        return torch.where(self.cancelled(lam, U_norm, cancelled), 0.0, gap), lower
 
     def cancelled(self, lam: Tensor, dual_norm: Tensor, level: float) -> Tensor:
         """Whether the terms of A'λ cancel to this level, (B,): then λ is close to a Farkas vector, if there is one."""

@@ -19,14 +19,13 @@ to t.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attsvm.geometry import Blocks
-from attsvm.svm._rows import Iterates, Rows, System, cholesky_solve
+from attsvm.svm._rows import Batch, Iterates, Rows, System, cholesky_solve, factored
 
 PATIENCE = 20
 
@@ -46,9 +45,7 @@ class _Groups:
             plain and index.shape == x.shape and bool((index == x).all()) for x in (numbers, numbers.T)
         )
         self.shape = tuple(index.shape)
-        self.index = index.to(rows.A.device)
-        weight = torch.ones(len(index), dtype=rows.A.dtype) if blocks.weight is None else blocks.weight
-        self.weight = weight.to(rows.A.device)[:, None]
+        self.blocks, self.weight = blocks, blocks.weights(rows.A)[..., 0]
         self.F: Tensor | None = None
         if not (self.by_rows or self.by_columns):
             self.F = self.cut(rows.dense().unflatten(2, (rows.d, rows.e)))
@@ -62,16 +59,13 @@ class _Groups:
         """U (…, d, e) in groups, over their weights."""
         if self.by_rows or self.by_columns:
             return U if self.by_rows else U.mT
-        return pad(U.flatten(-2), (0, 1))[..., self.index] / self.weight
+        return self.blocks.cut(U.flatten(-2)).flatten(-2) / self.weight
 
     def joined(self, V: Tensor) -> Tensor:
         """The W (B, d, e) whose groups, times their weights, are V."""
         if self.by_rows or self.by_columns:
             return V if self.by_rows else V.mT
-        d, e = self.rows.d, self.rows.e
-        flat = V.new_zeros(len(V), d * e + 1)
-        flat[:, self.index.flatten().where(self.index.flatten() >= 0, d * e)] = (V / self.weight).flatten(1)
-        return flat[:, :-1].unflatten(1, (d, e))
+        return self.blocks.joined(V / self.weight, self.rows.d, self.rows.e)
 
     def apply(self, V: Tensor) -> Tensor:
         if self.F is None:
@@ -163,16 +157,13 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass
-class _State:
+class _State(Batch):
     lam: Tensor
     s: Tensor
     nu: Tensor
     t: Tensor
     S: Tensor
     X: Tensor
-
-    def take(self, index: Tensor) -> _State:
-        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def has_vectors(blocks: Blocks) -> bool:
@@ -184,11 +175,7 @@ def solve_groups(system: System, blocks: Blocks, tol: float, max_iterations: int
     """As `solve_lp`, for norms whose blocks are vectors."""
     rows, b = system.rows, system.b
     groups, largest = _Groups(rows, blocks), blocks.kind == "max"
-    out = Iterates(
-        W=b.new_zeros(rows.B, rows.d, rows.e),
-        lam=system.equal_multipliers(),
-        iterations=torch.zeros(rows.B, dtype=torch.long, device=b.device),
-    )
+    out = Iterates.first(rows, system.equal_multipliers())
     index = torch.arange(rows.B, device=b.device)
     best = b.new_full((rows.B,), torch.inf)
     idle, lowest = torch.zeros_like(index), best.clone()
@@ -217,15 +204,9 @@ def solve_groups(system: System, blocks: Blocks, tol: float, max_iterations: int
 
 def _gap(system: System, largest: bool, V: Tensor, U: Tensor, AW: Tensor, lam: Tensor, cancelled: float) -> Tensor:
     """The relative gap between ‖W‖ over the margin of W and b'λ/‖A'λ‖, from their groups; 0 where A'λ has cancelled."""
-    b, ineq = system.b, system.inequality
     norm, dual = (torch.linalg.vector_norm(x, dim=2) for x in (V, U))
     norm, dual = (norm.amax(1), dual.sum(1)) if largest else (norm.sum(1), dual.amax(1))
-    margin = torch.where(ineq.any(1), system.least_margin(AW), (b * AW).sum(1) / b.square().sum(1))
-    lower = (b * lam).sum(1) / dual
-    off = ((AW - margin[:, None] * b) * system.equality).abs().sum(1) * lam.abs().amax(1)
-    gap = (norm / margin - lower).abs() / lower + off / margin
-    gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-    gap = torch.where(system.cancelled(lam, dual, cancelled), 0.0, gap)
+    gap, _ = system.gap(norm, dual, AW, system.margin(AW), lam, cancelled)
     return torch.where(lam.isfinite().all(1) & norm.isfinite(), gap, torch.nan)
 
 
@@ -268,16 +249,7 @@ def _newton_step(
         return theta * torch.addcmul(V, kappa * _inner(w1, V), w1)
 
     H = groups.gram(theta[..., 0], w1, (theta * kappa)[..., 0])
-    diagonal = H.diagonal(dim1=1, dim2=2)
-    regular = 1e-15 * diagonal.amax(1, keepdim=True)
-    diagonal += ridge + regular
-    L, info = torch.linalg.cholesky_ex(H)
-    for _ in range(3):
-        if not bool(info.any()):
-            break
-        diagonal += (info > 0)[:, None] * 1e2 * regular
-        regular = 1e2 * regular
-        L, info = torch.linalg.cholesky_ex(H)
+    L = factored(H, ridge, 1e-15, (1e2, 1e2, 1e2))
 
     residual = AW - x.nu[:, None] * b - x.s * ineq
     short = 1 - (b * x.lam).sum(1)

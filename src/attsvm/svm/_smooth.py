@@ -11,7 +11,7 @@ Hessian of ½‖W‖², which is kept as far from zero as the complementarity is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attsvm.geometry import Geometry
 from attsvm.svm._corrector import mean_complementarity, predictor_corrector
-from attsvm.svm._rows import Iterates, System, cholesky_solve
+from attsvm.svm._rows import Batch, Iterates, System, cholesky_solve, factored
 
 PATIENCE = 40
 HALVINGS = 8
@@ -27,7 +27,7 @@ _TINY = 1e-300
 
 
 @dataclass
-class _State:
+class _State(Batch):
     lam: Tensor
     s: Tensor
     t: Tensor
@@ -35,33 +35,20 @@ class _State:
     W: Tensor
     AW: Tensor
 
-    def take(self, index: Tensor) -> _State:
-        return _State(*(getattr(self, f.name)[index] for f in fields(self)))
-
 
 def solve_smooth(
     system: System, geometry: Geometry, tol: float, max_iterations: int, cancelled: float, free: bool
 ) -> Iterates:
     """As `solve_lp`; `free` takes W as a variable and the Hessian of the norm, not of its dual."""
     rows, b = system.rows, system.b
-    out = Iterates(
-        W=b.new_zeros(rows.B, rows.d, rows.e),
-        lam=torch.zeros_like(b),
-        iterations=torch.zeros(rows.B, dtype=torch.long, device=b.device),
-    )
+    out = Iterates.first(rows, torch.zeros_like(b))
     index = torch.arange(rows.B, device=b.device)
     best = b.new_full((rows.B,), torch.inf)
     idle, reference, highest = torch.zeros_like(index), best.clone(), torch.zeros_like(best)
     x = _start(system, geometry)
     for iteration in range(max_iterations + 1):
-        b, inequality = system.b, system.inequality
-        U_norm, W_norm = geometry.dual_norm(x.U), geometry.norm(x.W)
-        lower = (b * x.lam).sum(1) / U_norm
-        margin = torch.where(inequality.any(1), system.least_margin(x.AW), x.t)
-        off = (x.AW - margin[:, None] * b).masked_fill(inequality, 0.0).abs().sum(1) * x.lam.abs().amax(1)
-        gap = (W_norm / margin - lower).abs() / lower + off / margin
-        gap = torch.where((margin > 0) & gap.isfinite(), gap, torch.inf)
-        gap = torch.where(system.cancelled(x.lam, U_norm, cancelled), 0.0, gap)
+        margin = torch.where(system.inequality.any(1), system.least_margin(x.AW), x.t)
+        gap, lower = system.gap(geometry.norm(x.W), geometry.dual_norm(x.U), x.AW, margin, x.lam, cancelled)
         improved = (gap <= best[index]) & ~lower.isnan()
         at = index[improved]
         out.W[at], out.lam[at], best[at] = x.W[improved], x.lam[improved], gap[improved]
@@ -117,13 +104,7 @@ def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stal
 
     F = rows.dense()
     H = F @ C @ F.mT
-    diagonal = H.diagonal(dim1=1, dim2=2)
-    regular = 1e-14 * diagonal.amax(1, keepdim=True)
-    diagonal += ratio + regular + ~(ineq | system.equality)
-    L, info = torch.linalg.cholesky_ex(H)
-    if bool(info.any()):
-        diagonal += (info > 0)[:, None] * 1e4 * regular
-        L, info = torch.linalg.cholesky_ex(H)
+    L = factored(H, ratio + ~(ineq | system.equality), 1e-14, (1e4,))
 
     def curved(V: Tensor) -> Tensor:
         return (C @ V.reshape(B, D, 1)).reshape(V.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -273,21 +274,37 @@ def _run(
 
 
 def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int) -> None:
-    """Improve the answers for instances that are nearly infeasible, or too hard from the ordinary start.
-
-    The multipliers for p = 2 show which rows nearly contradict each other, and so which coordinates suit them.
-    Instances that stay open start from the solution for p = 2.
-    """
+    """Improve the answers for instances that are nearly infeasible, or too hard from the ordinary start."""
     rows = system.rows
     numbers = rows.N * (rows.N + rows.d * rows.e)
     step = max(1, int(_CAREFUL_NUMBERS / max(1, numbers)))
-    bends = geometry.smooth if isinstance(geometry, Lp) else geometry.blocks(rows.d, rows.e) is None
     careful = 4 * max(numbers, (rows.d * rows.e) ** 2) <= _CAREFUL_NUMBERS
+    for index in torch.arange(rows.B, device=rows.A.device).split(step):
+        some = answer.take(index)
+        _rescue(some, system.take(index), geometry, tol, max_iterations, careful)
+        answer.put(index, some)
 
-    def stretched(part: System, first: Iterates) -> Iterates:
+
+def _rescue(answer: Answer, system: System, geometry: Geometry, tol: float, max_iterations: int, careful: bool) -> None:
+    """The multipliers for p = 2 show which rows nearly contradict each other, and so which coordinates suit them.
+    Instances that stay open start from the solution for p = 2."""
+    rows = system.rows
+    blocks = geometry.blocks(rows.d, rows.e)
+    bends = geometry.smooth if isinstance(geometry, Lp) else blocks is None
+    first = solve_lp(system, 2.0, tol, max_iterations, _AT_ALL, careful=careful)
+
+    def attempt(method: Callable[[System, Iterates, Answer], Iterates], suits: Tensor | bool = True) -> None:
+        """Improve what is still open and suits a method, which is given the solution for p = 2 and the answer."""
+        left = ((answer.status == Status.NOT_CONVERGED) & suits).nonzero()[:, 0]
+        if len(left):
+            part, rest = system.take(left), answer.take(left)
+            rest.improve(certify(part, geometry, method(part, first.take(left), rest), tol), tol)
+            answer.put(left, rest)
+
+    def stretched(part: System, first: Iterates, _: Answer) -> Iterates:
         return solve_stretched(part, geometry, first.lam, tol, max_iterations, bends)
 
-    def other(part: System, run: Iterates) -> Iterates:
+    def other(part: System, run: Iterates, _: Answer) -> Iterates:
         if not isinstance(geometry, Lp) or not geometry.smooth:
             return _run(part, geometry, tol, max_iterations, _AT_ALL, again=True)
         run = Iterates(run.W, run.lam, torch.zeros_like(run.iterations))
@@ -298,34 +315,18 @@ def _try_again(answer: Answer, system: System, geometry: Geometry, tol: float, m
             run.iterations += last
         return run
 
-    for index in torch.arange(rows.B, device=rows.A.device).split(step):
-        some, part = answer.take(index), system.take(index)
-        first = solve_lp(part, 2.0, tol, max_iterations, _AT_ALL, careful=careful)
-        some.improve(certify(part, geometry, first, tol), tol)
-        length = torch.linalg.vector_norm(part.rows.adjoint(first.lam), dim=(1, 2))
-        tiny = part.cancelled(first.lam, length, _TINY_MARGIN) | ~some.upper.isfinite()
-        fits = ~part.equality.any(1) & careful
-        # A subgradient is of no use where the margin is not tiny.
-        for method, suits in ((stretched, fits & tiny), (other, tiny | True), (stretched, fits & ~tiny & bends)):
-            left = (suits & (some.status == Status.NOT_CONVERGED)).nonzero()[:, 0]
-            if len(left) and (method is stretched or geometry != Lp(2)):
-                rest, system_left = some.take(left), part.take(left)
-                rest.improve(certify(system_left, geometry, method(system_left, first.take(left)), tol), tol)
-                some.put(left, rest)
-        left = ((some.status == Status.NOT_CONVERGED) & some.upper.isfinite()).nonzero()[:, 0]
-        blocks = geometry.blocks(rows.d, rows.e)
-        if len(left) and careful and blocks is not None and blocks.kind == "max":
-            rest, system_left = some.take(left), part.take(left)
-            run = matched(system_left, blocks, Iterates(rest.W, rest.lam, rest.iterations))
-            rest.improve(certify(system_left, geometry, run, tol), tol)
-            some.put(left, rest)
-        # No W yet: an active set finds one, or the proof that there is none, whatever the norm.
-        left = ((some.status == Status.NOT_CONVERGED) & ~some.upper.isfinite()).nonzero()[:, 0]
-        if len(left) and rows.N <= MOST_ROWS:
-            rest, system_left = some.take(left), part.take(left)
-            rest.improve(certify(system_left, geometry, solve_active(system_left), tol), tol)
-            some.put(left, rest)
-        answer.put(index, some)
+    answer.improve(certify(system, geometry, first, tol), tol)
+    length = torch.linalg.vector_norm(rows.adjoint(first.lam), dim=(1, 2))
+    tiny = system.cancelled(first.lam, length, _TINY_MARGIN) | ~answer.upper.isfinite()
+    fits = ~system.equality.any(1) & careful
+    attempt(stretched, fits & tiny)
+    if geometry != Lp(2):
+        attempt(other)
+    attempt(stretched, fits & ~tiny & bends)  # a subgradient is of no use where the margin is not tiny
+    if careful and blocks is not None and blocks.kind == "max":
+        attempt(lambda part, _, rest: matched(part, blocks, rest.W, rest.lam), answer.upper.isfinite())
+    if rows.N <= MOST_ROWS:  # no W yet: an active set finds one, or the proof that there is none, whatever the norm
+        attempt(lambda part, *_: solve_active(part), ~answer.upper.isfinite())
 
 
 def _ladder(p: float) -> list[float]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
-from attsvm.svm._exact import UNIT, combination, magnitude, values
+from attsvm.svm._exact import UNIT, combination, fractions, magnitude, values
 from attsvm.svm._nuclear import first_of_equals
 from attsvm.svm._problem import MarginProblem
 from attsvm.svm._result import MaxMargin
@@ -164,10 +164,7 @@ def _named_by(solution: MaxMargin, largest: bool, index: Tensor) -> tuple[System
     lam = lam / (system.b * lam).sum(1, keepdim=True)
     W = (part.W / part.norm[:, None, None]).nan_to_num()
     AW = system.rows.apply(W)
-    nu = torch.where(
-        system.inequality.any(1), system.least_margin(AW), (system.b * AW).sum(1) / system.b.square().sum(1)
-    )
-    slack = (AW - nu[:, None] * system.b).clamp_min(1e-300)
+    slack = (AW - system.margin(AW)[:, None] * system.b).clamp_min(1e-300)
     U = system.rows.adjoint(lam).abs()
     D = U[0].numel()
     if largest:
@@ -244,11 +241,8 @@ def _exact_vertex(
     d, e = problem.shape
     R = problem.A.shape[2]
     b = [Fraction(x) for x in problem.b[k].double().flatten().tolist()]
-    z = [[Fraction(x) for x in row] for row in problem.Z[k].double().tolist()]
-    a = [[Fraction(x) for x in row] for row in problem.A[k].double().flatten(0, 1).tolist()]
-    if problem.A_low is not None:
-        low = problem.A_low[k].double().flatten(0, 1).tolist()
-        a = [[x + Fraction(y) for x, y in zip(row, more)] for row, more in zip(a, low)]
+    z = fractions(problem.Z[k], None)
+    a = fractions(problem.A[k].flatten(0, 1), None if problem.A_low is None else problem.A_low[k].flatten(0, 1))
     there = [c for c, yes in enumerate(problem.present[k].flatten().tolist()) if yes]
     equal = problem.equality[k].flatten().tolist()
     entries = [(i, j) for i in range(d) for j in range(e) if (signs[i][j] == 0) == largest]

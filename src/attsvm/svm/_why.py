@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from attsvm.svm._exact import fractions
+
 if TYPE_CHECKING:
     from attsvm.svm._problem import MarginProblem
 
@@ -86,8 +88,7 @@ def _opposite(problem: MarginProblem, k: int, i: int, j: int) -> bool:
 
 
 def _dense(problem: MarginProblem, k: int, c: int) -> list[Fraction]:
-    R = problem.A.shape[2]
-    a = [Fraction(x) for x in problem.A[k].flatten(0, 1)[c].tolist()]
-    if problem.A_low is not None:
-        a = [x + Fraction(y) for x, y in zip(a, problem.A_low[k].flatten(0, 1)[c].tolist())]
-    return [x * Fraction(y) for x in a for y in problem.Z[k, c // R].tolist()]
+    group, row = divmod(c, problem.A.shape[2])
+    low = None if problem.A_low is None else problem.A_low[k, group, row, None]
+    (a,), (z,) = fractions(problem.A[k, group, row, None], low), fractions(problem.Z[k, group, None], None)
+    return [x * y for x in a for y in z]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attsvm.svm._rows import System
+from attsvm.svm._rows import System, factored
 
 Solver = Callable[[Tensor], Tensor]
 
@@ -46,14 +46,7 @@ def wide_solver(system: System, ratio: Tensor, inverse: Tensor) -> Solver:
             diagonal.mul_(1 + shift * (info > 0)[:, None])
             L, info = torch.linalg.cholesky_ex(M)
     MK = torch.cholesky_solve(K.mT, L)
-    T = K @ MK
-    diagonal = T.diagonal(dim1=1, dim2=2)
-    regular = 1e-14 * diagonal.amax(1, keepdim=True)
-    diagonal += (ratio * ineq).gather(1, order) + ~there + regular
-    L_T, info = torch.linalg.cholesky_ex(T)
-    if bool(info.any()):
-        diagonal += (info > 0)[:, None] * 1e4 * regular
-        L_T, info = torch.linalg.cholesky_ex(T)
+    L_T = factored(K @ MK, (ratio * ineq).gather(1, order) + ~there, 1e-14, (1e4,))
 
     def solve(y: Tensor) -> Tensor:
         index = order[..., None].expand(-1, -1, y.shape[-1])

@@ -31,7 +31,7 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     scatter(axes[0][0], rows, "p", "attention")
     scatter(axes[0][1], rows, "v", "direction")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

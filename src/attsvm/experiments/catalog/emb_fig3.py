@@ -19,7 +19,7 @@ def figure(rows: Rows) -> Figure:
         cell = rows.where(data=name)
         scatter(row[0], cell, "p", f"{NAMES[name]}, attention")
         scatter(row[1], cell, "v", f"{NAMES[name]}, direction")
-    return finish(figure, [ax for row in axes for ax in row])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

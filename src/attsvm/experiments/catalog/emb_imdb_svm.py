@@ -164,7 +164,7 @@ def figure(rows: Rows) -> Figure:
     right.set(yticks=range(len(words)), yticklabels=[word for word, _ in words], xlabel="reviews that select it")
     right.invert_yaxis()
     right.set_title("words selected most often")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -130,7 +130,7 @@ def figure(rows: Rows) -> Figure:
         band(ax, cell["steps"][0], cell[column], look, label, spread="quantiles")
     ax.set(xscale="log", yscale="log", xlabel="iteration", ylabel="1 − correlation with the max-margin solution")
     ax.set(title=f"median of {len(cell)} trials, band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -62,7 +62,7 @@ def figure(rows: Rows) -> Figure:
         ax.plot(dimensions, [11 * d**-0.25 for d in dimensions], "k-", lw=1, label="bound 11 d^(−1/4)")
         ax.set(xscale="log", yscale="log", xlabel="d", title=kind)
     axes[0][0].set_ylabel("error of one step")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -131,7 +131,7 @@ def figure(rows: Rows) -> Figure:
     right.axvline(1, color="black", lw=0.8)
     right.set(xlabel="smallest ‖p̂′‖/‖p̂‖ over other selections", ylabel="share of trials below", ylim=(0, 1.02))
     right.set_title("the condition of Lemma 19 holds to the right of 1")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -102,7 +102,7 @@ def figure(rows: Rows) -> Figure:
         ax.plot(np.r_[1 - 2 * delta, 2 * delta - 1], np.r_[odds, -odds], "k_", ms=14, label="log-odds of the pair")
         ax.set(xlabel="posterior difference of the pair", title=f"{model} model")
     axes[0][0].set_ylabel("mean output on fresh sequences with the pair")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

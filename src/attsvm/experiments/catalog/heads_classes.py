@@ -62,7 +62,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(ylabel="% of queries", title="queries that keep mixing tokens")
     for ax in axes[0]:
         ax.set(xlabel="classes", xticks=range(len(classes)), xticklabels=classes)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

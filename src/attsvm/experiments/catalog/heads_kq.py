@@ -13,9 +13,10 @@ from attsvm.diagnostics import margin_ratio, numerical_rank
 from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments._arrays import array, median
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments._two_layers import TwoLayers, fixed_mlp, saturated
+from attsvm.experiments._two_layers import TwoLayers, saturated
+from attsvm.experiments.catalog.ntp_graph import ORDERED, draw
 from attsvm.objective import Added
 from attsvm.svm import att_svm, solve
 
@@ -58,26 +59,17 @@ def _classes(trials: range, device: str) -> list[Part]:
 
 def _next_tokens(trials: range, device: str) -> list[Part]:
     """Every last token has an order of its own, and the first token of it in the sequence comes next."""
-    V, E, sequences, labels = 6, [], [], []
-    for stream in trial_streams(0, list(trials)):
-        E.append(np.linalg.qr(stream.standard_normal((V, V)))[0])
-        tokens = stream.permuted(np.tile(np.arange(V), (12, 1)), axis=1)[:, :4]
-        order = stream.permuted(np.tile(np.arange(V), (V, 1)), axis=1)
-        sequences.append(tokens)
-        labels.append(tokens[np.arange(12), order[tokens[:, -1:], tokens].argmin(1)])
-    data = next_token_data(*(torch.from_numpy(np.array(x)) for x in (E, sequences, labels))).to(device)
+    data = next_token_data(*draw(ORDERED, trials, samples=12)).to(device)
     result = _train(data, loss="log")
     return [(data, result.tokens, result.W)]
 
 
 def _two_layers(trials: range, device: str, mlp: bool) -> list[Part]:
     data = sphere(4, 5, 10, trials=trials, seed=0).to(device)
-    assert data.head is not None
     d = data.d
     shapes = {"K1": (d, d), "Q1": (d, d), "K2": (d, d), "Q2": (d, d)}
     F = {name: block.to(data.X) for name, block in Gaussian(0.1).draw(data.trials, shapes).items()}
-    v = data.head.tensors()["v"][:, 0]
-    model = TwoLayers(data.X, data.Z[:, :, 0], data.Y[..., 0], v, mlp=fixed_mlp(data) if mlp else None)
+    model = TwoLayers.of(data, mlp)
     for k in range(1, STEPS + 1):
         products = [F[f"K{i}"] @ F[f"Q{i}"].mT for i in (1, 2)]
         new = {}
@@ -89,11 +81,8 @@ def _two_layers(trials: range, device: str, mlp: bool) -> list[Part]:
                 new[name] = F[name] - _rate(k) * g / torch.linalg.matrix_norm(g, keepdim=True)
         F = new
     W1, W2 = (F[f"K{i}"] @ F[f"Q{i}"].mT for i in (1, 2))
-    above = TokenData.cross(model.hidden(W1)[0], data.Z)
-    chosen = above.logits(W2).argmax(-1)
-    # The queries of layer 1 whose outputs layer 2 reads.
-    read = TokenData.cross(data.X, data.X.gather(2, chosen[..., None].expand(-1, -1, -1, d)))
-    return [(read, read.logits(W1).argmax(-1), W1), (above, chosen, W2)]
+    (read, seen), (above, chosen) = model.attentions(W1, W2)
+    return [(read, seen, W1), (above, chosen, W2)]
 
 
 MODELS = {
@@ -145,14 +134,11 @@ def figure(rows: Rows) -> Figure:
     parts = _parts(rows)
     table = np.array([[median(part[f"efficiency_{norm}"]) for norm in NORMS] for part in parts.values()])
     figure, axes = new_figure(1, 1, (6, 0.45 * len(parts) + 1.4))
-    ax = axes[0][0]
     words = [[f"{share:.3f}" for share in row] for row in table]
     bold = [[norm == "nuclear" for norm in NORMS]] * len(parts)
-    picture = heat_map(ax, table, words, ~(table > 0.6), bold, cmap="viridis", vmin=0, vmax=1)
     labels = [f"{name}, rank {median(p['rank']):g} (SVM {median(p['rank_svm']):g})" for name, p in parts.items()]
-    ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
-    ax.set(yticks=range(len(parts)), yticklabels=labels, title="K, Q by gradient descent: share of the largest margin")
-    figure.colorbar(picture, ax=ax, label="margin efficiency")
+    title = "K, Q by gradient descent: share of the largest margin"
+    margin_map(axes[0][0], table, words, bold, list(NORMS.values()), labels, title)
     return figure
 
 

@@ -63,7 +63,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][2].set_yscale("symlog", linthresh=1e-5)
     for ax in axes[0]:
         ax.set(xlabel="scale of the start", xticks=range(len(scales)), xticklabels=[f"{scale:g}" for scale in scales])
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -12,7 +12,7 @@ from attsvm.experiments._arrays import array, curves, median, steps_of
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.experiments._two_layers import TwoLayers, fixed_mlp, saturated
+from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.svm import att_svm, solve
 
 SIZES = {"4, 5, 10": (4, 5, 10), "6, 6, 16": (6, 6, 16)}
@@ -28,9 +28,7 @@ def _step(W: Tensor, G: Tensor, k: int) -> Tensor:
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(*SIZES[params["size"]], trials=trials, seed=0).to(device)
-    assert data.head is not None
-    v, mlp = data.head.tensors()["v"][:, 0], fixed_mlp(data) if params["between"] == MLP else None
-    model = TwoLayers(data.X, data.Z[:, :, 0], data.Y[..., 0], v, mlp=mlp)
+    model = TwoLayers.of(data, mlp=params["between"] == MLP)
     shapes = {"W1": (data.d, data.d), "W2": (data.d, data.d)}
     start = Gaussian(params["scale"]).draw(data.trials, shapes)
     W1, W2 = (start[name].to(data.X) for name in shapes)
@@ -40,15 +38,10 @@ def run(params: Params, trials: range, device: str) -> Columns:
         (G1, _), (G2, _) = model.gradients(W1, W2)
         W1, W2 = _step(W1, G1, k), _step(W2, G2, k)
         if k in RECORDED:
-            X1, _ = model.hidden(W1)
-            above = TokenData.cross(X1, data.Z)
-            chosen = above.logits(W2).argmax(-1)
-            # The queries of layer 1 whose outputs layer 2 reads.
-            queries = data.X.gather(2, chosen[..., None].expand(-1, -1, -1, data.d))
-            read = TokenData.cross(data.X, queries)
+            (read, seen), (above, chosen) = model.attentions(W1, W2)
             whole = TokenData.cross(data.X, data.X)
             errors["layer2"].append(_error(above, chosen, W2))
-            errors["layer1"].append(_error(read, read.logits(W1).argmax(-1), W1))
+            errors["layer1"].append(_error(read, seen, W1))
             errors["layer1_all"].append(_error(whole, whole.logits(W1).argmax(-1), W1))
             settled = saturated(read, W1)
     columns = {name: curves(torch.stack(values)) for name, values in errors.items()}
@@ -84,7 +77,7 @@ def figure(rows: Rows) -> Figure:
         ax.set_title(f"n, T, d = {size}" + (", MLP between" if between == MLP else ""))
         ax.set_xticks(RECORDED, [str(k) for k in RECORDED])
         ax.set_xticks([], minor=True)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from attsvm.data import TokenData, sphere
-from attsvm.diagnostics import forgetting_time, margin_ratio
+from attsvm.diagnostics import forgetting_time
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
-from attsvm.experiments._arrays import array, curves, margin_share, steps_of
+from attsvm.experiments._arrays import array, margin_share, share_columns
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Mahalanobis
-from attsvm.svm import att_svm, solve
 
 
 class Setting(NamedTuple):
@@ -70,12 +69,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(6, 8, 10, trials=trials, seed=0).to(device)
     at = [k for k in RECORDED if k <= steps]
     result = train(data, rule=rule, lr=eta, steps=steps, record=("W",), at=at)
-    columns: dict[str, np.ndarray] = {"steps": steps_of(result.steps, trials)}
-    for norm in ("linf", "l2"):
-        solution = solve(att_svm(data, result.tokens), norm)
-        shares = [margin_ratio(data, result.tokens, W, solution.geometry, solution) for W in result.records["W"]]
-        columns[f"efficiency_{norm}"] = curves(torch.stack(shares))
-        columns[f"norm_{norm}"] = array(solution.norm)
+    columns = share_columns(result, ("linf", "l2"))
     if isinstance(rule, Adam):
         columns["efficiency_memory"] = array(_preconditioned(data, result))
     return columns
@@ -143,7 +137,7 @@ def figure(rows: Rows) -> Figure:
     )
     floored.set(xscale="log", ylim=(0, 1.02), xlabel="step", title="ε > 0: ℓ2 (dots) ends above ℓ∞ (bands)")
     floored.legend(frameon=False, fontsize=8, loc="lower right")
-    return finish(figure, [steps, collapse, floored], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:

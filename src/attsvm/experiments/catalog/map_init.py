@@ -52,7 +52,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(ylabel="% of queries", title="queries that select their best token", ylim=(0, 102))
     for ax in axes[0]:
         ax.set(xlabel="scale of the start", xticks=range(len(scales)), xticklabels=[f"{scale:g}" for scale in scales])
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -6,16 +6,13 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from attsvm.data import sphere
-from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Muon, train
-from attsvm.experiments._arrays import array, curves, steps_of
+from attsvm.experiments._arrays import share_columns
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
-from attsvm.svm import att_svm, solve
 
 
 class Setting(NamedTuple):
@@ -44,14 +41,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     steps = min(steps, params["horizon"])
     data = sphere(*size, trials=trials, seed=0).to(device)
     at = [k for k in RECORDED if k < steps]
-    result = train(data, rule=rule, lr=eta, steps=steps, record=("W",), at=at)
-    columns: dict[str, np.ndarray] = {"steps": steps_of(result.steps, trials)}
-    for norm in NORMS:
-        solution = solve(att_svm(data, result.tokens), norm)
-        shares = [margin_ratio(data, result.tokens, W, solution.geometry, solution) for W in result.records["W"]]
-        columns[f"efficiency_{norm}"] = curves(torch.stack(shares))
-        columns[f"norm_{norm}"] = array(solution.norm)
-    return columns
+    return share_columns(train(data, rule=rule, lr=eta, steps=steps, record=("W",), at=at), NORMS)
 
 
 def _last(rows: Rows, setting: str, norm: str = "spectral") -> float:
@@ -69,7 +59,7 @@ def figure(rows: Rows) -> Figure:
     titles = ("n, T, d = 6, 8, 10", "n, T, d = 4, 6, 6")
     for ax, title in zip(axes[0], titles):
         ax.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the spectral margin", title=title)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -106,10 +106,9 @@ def figure(rows: Rows) -> Figure:
     words = [[f"{100 * error:.1f}" for error in row] for row in table]
     bold = [[SUITED.get(truth) == norm for norm in (*NORMS, "chosen")] for truth in truths]
     dark = ~(table < 0.5 * (table.max() + table.min()))
-    picture = heat_map(ax, 100 * table, words, dark, bold, cmap="viridis_r")
-    ax.set(xticks=range(len(NORMS) + 1), xticklabels=[*NORMS.values(), "by folds"], xlabel="norm of the margin")
     labels = [f"{truth} (held out)" if truth in HELD_OUT else truth for truth in truths]
-    ax.set(yticks=range(len(truths)), yticklabels=labels, title="% of test queries that select a wrong token")
+    picture = heat_map(ax, 100 * table, words, dark, bold, [*NORMS.values(), "by folds"], labels, cmap="viridis_r")
+    ax.set(xlabel="norm of the margin", title="% of test queries that select a wrong token")
     figure.colorbar(picture, ax=ax, label="test error in %")
     return figure
 

@@ -11,7 +11,7 @@ from attsvm.data import sphere
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
 from attsvm.experiments._arrays import array, margin_share
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import SERIES, Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, margin_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 
@@ -70,12 +70,9 @@ def figure(rows: Rows) -> Figure:
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     words = [[_in_words(rows, rule, norm) for norm in NORMS] for rule in rules]
     bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
-    picture = heat_map(ax, table, words, ~(table > 0.6), bold, 7, cmap="viridis", vmin=0, vmax=1)
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
-    ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
-    ax.set(yticks=range(len(rules)), yticklabels=labels)
-    ax.set_title(f"share of the largest margin: median, and 10% to 90% of {count} problems")
-    figure.colorbar(picture, ax=ax, label="margin efficiency")
+    title = f"share of the largest margin: median, and 10% to 90% of {count} problems"
+    margin_map(ax, table, words, bold, list(NORMS.values()), labels, title, 7)
     if panels == 1:
         return figure
     own = axes[0][1]

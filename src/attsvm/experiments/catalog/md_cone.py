@@ -67,7 +67,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(xscale="log", yscale="log", xlabel="iteration", ylabel="directional Bregman divergence")
     each = len(rows) // len(rows.values("p"))
     axes[0][1].set_title(f"median of {each} trials, band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

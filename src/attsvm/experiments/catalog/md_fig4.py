@@ -57,7 +57,7 @@ def figure(rows: Rows) -> Figure:
                 ax.set(ylim=(0, None))
         row[0].set_ylabel("directional Bregman divergence")
     figure.suptitle("Mean and standard deviation over trials; below, median and 10% to 90%")
-    return finish(figure, axes[0] + axes[1])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -51,7 +51,7 @@ def figure(rows: Rows) -> Figure:
         ax.plot([0, reach * ray[0]], [0, reach * ray[1]], color="#E69F00", ls="--", lw=2, label=f"ℓ{p} solution")
         names = [f"W[{k // 10 + 1}, {k % 10 + 1}]" for k in pair]
         ax.set(xlabel=names[0], ylabel=names[1], title=f"p = {p}: {_angle(cell):.1f}° apart at the end")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -53,7 +53,7 @@ def figure(rows: Rows) -> Figure:
         bottom.set_xlabel("first coordinate")
     for row in axes:
         row[0].set_ylabel("second coordinate")
-    return finish(figure, [ax for row in axes for ax in row])
+    return finish(figure)
 
 
 def _path(ax, path: np.ndarray, svm: np.ndarray, colour: str, marker: str, label: str) -> None:

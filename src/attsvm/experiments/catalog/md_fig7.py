@@ -19,7 +19,7 @@ def figure(rows: Rows) -> Figure:
             band(ax, cell["steps"][0, 1:], cell[column][:, 1:], look, f"p = {p}")
     for ax, title in zip(axes[0], ("softmax probability of the chosen token", "logistic probability")):
         ax.set(xscale="log", xlabel="iteration", ylabel="mean probability", title=title, ylim=(0, 1.03))
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -53,7 +53,7 @@ def figure(rows: Rows) -> Figure:
         row[3].set(
             xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %", title=f"size {layers}, pruning"
         )
-    return finish(figure, [ax for row in axes for ax in row])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -31,7 +31,7 @@ def figure(rows: Rows) -> Figure:
         height, colours = [each.mean() for each in accuracy], [runs.look.colour for runs in found.values()]
         right.bar(range(len(found)), height, yerr=error, color=colours, capsize=3)
         right.set(xticks=range(len(found)), xticklabels=names, ylabel="reviews classified right, %")
-    return finish(figure, [ax for row in axes for ax in row])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -57,7 +57,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(yscale="log")
     axes[0][2].set(yscale="log")
     axes[0][0].set(ylim=(0, 1.03))
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -25,7 +25,7 @@ def figure(rows: Rows) -> Figure:
         for k, p in enumerate(rows.where(head_radius=radius).values("p")):
             draw_path(ax, rows.where(p=p, head_radius=radius), k, f"p = {p}", column)
         ax.set(title=title, ylim=(1e-13, 3))
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -47,7 +47,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][0].set(xscale="log", xlabel="iteration", ylabel="‖W‖", title="norm: a line is log k")
     axes[0][1].set(xscale="log", yscale="log", xlabel="iteration", ylabel="directional Bregman divergence")
     axes[0][1].set_title("thin lines: the rate of Theorem 4, scaled")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def _straight(cell: Rows) -> float:

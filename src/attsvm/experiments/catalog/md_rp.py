@@ -20,7 +20,7 @@ def figure(rows: Rows) -> Figure:
     for k, p in enumerate(rows.values("p")):
         draw_path(axes[0][0], rows.where(p=p), k, f"p = {p}")
     axes[0][0].set(ylabel="directional Bregman divergence", title="median, and band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -59,7 +59,7 @@ def figure(rows: Rows) -> Figure:
     table.set(yticks=range(len(found)), yticklabels=labels, xlabel="test accuracy, % (± standard deviation over seeds)")
     table.invert_yaxis()
     _keep_readable(table, found, lowest - 4)
-    return finish(figure, [curves, table])
+    return finish(figure)
 
 
 def _table_row(ax: Axes, k: int, runs: Runs) -> None:

@@ -45,7 +45,7 @@ def figure(rows: Rows) -> Figure:
     curves.set(xlabel="epoch", ylabel="test accuracy, %")
     sizes.set(xscale="log", xlabel="|w| of query, key and value weights", ylabel="number", xlim=(1e-7, 10))
     pruning.set(xlabel="smallest attention weights set to 0, %", ylabel="test accuracy, %")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -13,7 +13,7 @@ from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Muon, Rule, Steepest, train
 from attsvm.experiments._arrays import array
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import multiclass_svm, solve
@@ -54,14 +54,11 @@ def figure(rows: Rows) -> Figure:
     rules = rows.values("rule")
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     figure, axes = new_figure(1, 1, (5.5, 0.45 * len(rules) + 1.4))
-    ax = axes[0][0]
     words = [[f"{share:.3f}" for share in row] for row in table]
     bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
-    picture = heat_map(ax, table, words, ~(table > 0.6), bold, cmap="viridis", vmin=0, vmax=1)
-    ax.set(xticks=range(len(NORMS)), xticklabels=list(NORMS.values()), xlabel="norm of the margin")
-    ax.set(yticks=range(len(rules)), yticklabels=[f"{rule}, {RULES[rule][3]:,} steps" for rule in rules])
-    ax.set_title("cross-entropy: share of Crammer and Singer's margin")
-    figure.colorbar(picture, ax=ax, label="margin efficiency")
+    labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
+    title = "cross-entropy: share of Crammer and Singer's margin"
+    margin_map(axes[0][0], table, words, bold, list(NORMS.values()), labels, title)
     return figure
 
 

@@ -23,24 +23,24 @@ SAMPLES, TOKENS, VOCABULARY = 20, 4, 6
 RECORDED = [round(10 ** (j / 2)) for j in range(2, 10)]
 
 
-def _draw(kind: str, trials: range) -> tuple[Tensor, Tensor, Tensor]:
+def draw(kind: str, trials: range, samples: int = SAMPLES) -> tuple[Tensor, Tensor, Tensor]:
     """Orthonormal embeddings, sequences of distinct tokens, and labels: the first of an order that belongs to the last
     token, or any token."""
     E, sequences, labels = [], [], []
     for stream in trial_streams(0, list(trials)):
         E.append(np.linalg.qr(stream.standard_normal((VOCABULARY, VOCABULARY)))[0])
-        tokens = stream.permuted(np.tile(np.arange(VOCABULARY), (SAMPLES, 1)), axis=1)[:, :TOKENS]
+        tokens = stream.permuted(np.tile(np.arange(VOCABULARY), (samples, 1)), axis=1)[:, :TOKENS]
         order = stream.permuted(np.tile(np.arange(VOCABULARY), (VOCABULARY, 1)), axis=1)
         first = order[tokens[:, -1:], tokens].argmin(1)
-        any_one = stream.integers(0, TOKENS, SAMPLES)
+        any_one = stream.integers(0, TOKENS, samples)
         sequences.append(tokens)
-        labels.append(tokens[np.arange(SAMPLES), first if kind == ORDERED else any_one])
+        labels.append(tokens[np.arange(samples), first if kind == ORDERED else any_one])
     return tuple(torch.from_numpy(np.array(x)) for x in (E, sequences, labels))  # type: ignore[return-value]
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
     kind, steps = params["labels"], params["horizon"]
-    E, sequences, labels = _draw(kind, trials)
+    E, sequences, labels = draw(kind, trials)
     data = next_token_data(E, sequences, labels).to(device)
     ordered = kind == ORDERED
     # Without ties normalised steps get far; with them the finite part needs plain steps.
@@ -88,7 +88,7 @@ def figure(rows: Rows) -> Figure:
             band(axes[0][1], cell["steps"][0], cell["finite_error"][tied], SERIES[k], label, spread="quantile")
     axes[0][0].set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title="growing part, Graph-SVM")
     axes[0][1].set(xscale="log", yscale="log", xlabel="step", ylabel="relative error", title="finite part")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

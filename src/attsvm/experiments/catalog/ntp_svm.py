@@ -61,7 +61,7 @@ def figure(rows: Rows) -> Figure:
         band(axes[0][1], cell["steps"][0], cell["direction_error"], SERIES[k], f"d = {d}", spread="quantile")
     axes[0][0].set(xscale="log", yscale="log", xlabel="step", ylabel="relative error", title="finite part")
     axes[0][1].set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title="growing part, NTP-SVM")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -69,9 +69,8 @@ def figure(rows: Rows) -> Figure:
     ]
     settings, methods = rows.values("setting"), rows.values("method")
     panels = [panel for panel in panels if panel[0] in settings and any(name in methods for name in [*panel[2]][1:])]
-    figure, axes = new_figure(-(-len(panels) // 2), min(len(panels), 2), (10, 12) if len(panels) > 1 else (6, 4.5))
-    flat = [ax for line in axes for ax in line]
-    for ax, (setting, title, names) in zip(flat, panels):
+    figure, _ = new_figure(-(-len(panels) // 2), min(len(panels), 2), (10, 12) if len(panels) > 1 else (6, 4.5))
+    for ax, (setting, title, names) in zip(figure.axes, panels):
         own = rows.where(setting=setting)
         looks = LOOKS if names is same else LOOKS | {"AdamW": BESIDE}
         curves(ax, own, [name for name in names if name in methods], names=names, looks=looks)
@@ -79,10 +78,10 @@ def figure(rows: Rows) -> Figure:
             dense_line(ax, own)
         share_axis(ax, f"{setting}: {title}")
         ax.set_ylabel("test loss, nats per character")
-    for ax in flat[len(panels) :]:
+    for ax in figure.axes[len(panels) :]:
         ax.remove()
     figure.suptitle("grey line: dense AdamW; hollow: one seed", fontsize=9)
-    return finish(figure, flat[: len(panels)])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

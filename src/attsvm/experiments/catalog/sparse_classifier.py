@@ -46,7 +46,7 @@ def figure(rows: Rows) -> Figure:
         share_axis(ax, title)
         ax.set(ylabel="test accuracy", ylim=(0.5, 0.9))
     figure.suptitle("reviews of IMDB; hollow: one seed", fontsize=9)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -34,7 +34,7 @@ def figure(rows: Rows) -> Figure:
         curves(ax, rows.where(model=model), METHODS)
         share_axis(ax, model)
         ax.set_ylabel("test loss, nats")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

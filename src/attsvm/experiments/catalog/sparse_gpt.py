@@ -120,7 +120,6 @@ def figure(rows: Rows) -> Figure:
     if not np.isfinite(rows["test"]).any():
         return nothing_yet("no run is there yet")
     figure, axes = new_figure(6, 2, (10, 24))
-    flat = [ax for line in axes for ax in line]
     panels = {
         OWN: (*ADVISED, *OURS[:1]),
         f"{OWN}: other methods": ("AdamW", *OURS, *OTHERS),
@@ -136,16 +135,16 @@ def figure(rows: Rows) -> Figure:
     panels[WIDE] = ("AdamW", OURS[0], "Muon", POWERPROP, MIRROR_MUON, RELATIVE[0])
     names = {taught.cell: f"{taught.name}, taught" for taught in TAUGHT}
     names |= {method: method.replace("scope = ", "") for method in RELATIVE}
-    for ax, (title, methods) in zip(flat, panels.items()):
+    for ax, (title, methods) in zip(figure.axes, panels.items()):
         own = rows.where(setting=title.partition(":")[0])
         curves(ax, own, methods, names=names | ({"AdamW": "AdamW, pruned"} if "pAdam" in methods else {}))
         dense_line(ax, own)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
-    below(flat[-2], rows.where(setting=OWN), METHODS[1:], OWN)
-    _above(flat[-1], rows.where(setting=OWN), 0.95)
+    below(axes[5][0], rows.where(setting=OWN), METHODS[1:], OWN)
+    _above(axes[5][1], rows.where(setting=OWN), 0.95)
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
-    return finish(figure, flat)
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

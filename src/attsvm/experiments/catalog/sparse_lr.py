@@ -69,7 +69,7 @@ def figure(rows: Rows) -> Figure:
         ax.set(xscale="log", xlabel="learning rate", title=method, ylim=(4.7, 8.1))
     axes[0][0].set_ylabel("validation loss after one epoch (cut at 8)")
     figure.suptitle("mean and range of the seeds; ringed: the best rate of each model", fontsize=9)
-    return finish(figure, axes[0], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -46,7 +46,7 @@ def figure(rows: Rows) -> Figure:
             curves(ax, rows, methods, value)
             share_axis(ax, title)
             ax.set_ylabel(label)
-    return finish(figure, [ax for line in axes for ax in line])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -57,21 +57,20 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
 def figure(rows: Rows) -> Figure:
     if not np.isfinite(rows["test"]).any():
         return nothing_yet("no run is there yet")
-    figure, axes = new_figure(2, 2, (10, 8))
-    flat = [ax for row in axes for ax in row]
+    figure, _ = new_figure(2, 2, (10, 8))
     panels: dict[str, tuple[str, ...]] = {
         "the same pruning for all": (*ADVISED, "MirrorAdam p = 1.1"),
         "other methods, the same pruning": ("AdamW", *OURS, *OTHERS),
         "zeros by a penalty": ("AdamW", *PENALTIES),
         "combined": ("MirrorAdam p = 1.1", *PUSHED),
     }
-    for ax, (title, methods) in zip(flat, panels.items()):
+    for ax, (title, methods) in zip(figure.axes, panels.items()):
         curves(ax, rows, methods, names=PUSHED | {"AdamW": "AdamW, pruned"} if "AdaBreg" in methods else PUSHED)
         dense_line(ax, rows)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per byte pair")
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
-    return finish(figure, flat)
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -51,7 +51,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(
         xlabel="dimension d", ylabel="% of problems", ylim=(0, 104), title="number of locally optimal choices"
     )
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

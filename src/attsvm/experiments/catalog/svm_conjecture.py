@@ -65,7 +65,7 @@ def figure(rows: Rows) -> Figure:
             ax.plot(x, share, ms=4.5, label=name, **look.style)
         ax.set(xscale="log", ylim=(0, 104), xlabel="scale of W(0); leftmost: 0", title=size)
     axes[0][0].set_ylabel("% of trials that end at the optimal tokens")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -81,7 +81,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][0].axhline(0, color="black", lw=0.8)
     axes[0][0].set(xticks=[0, 1], xticklabels=["after 400 steps of 1/L_W", "logits ten times as large"])
     axes[0][0].set(xlabel="with 50 digits", ylabel="lead of the optimal token (logits)", xlim=(-0.3, 1.3))
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -85,7 +85,7 @@ def figure(rows: Rows) -> Figure:
     right.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title="tokens")
     right.set(xlabel="first coordinate", ylabel="second coordinate")
     right.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return finish(figure, axes[0], legend=False)
+    return finish(figure, legend=False)
 
 
 def checks(rows: Rows) -> list[Check]:

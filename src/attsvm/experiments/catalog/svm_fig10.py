@@ -38,7 +38,7 @@ def figure(rows: Rows) -> Figure:
             band(ax, np.array(ms), values, look, f"{name} = {size}", spread="quantiles", markers=True)
         ax.set(yscale="log", xlabel="m", ylabel="1 − corr(KQᵀ, nuclear)", title=f"{other} = 5, d = {D}")
     figure.suptitle("Median, and band from 10% to 90% of the trials")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def _medians(rows: Rows, n: int, T: int) -> dict[int, float]:

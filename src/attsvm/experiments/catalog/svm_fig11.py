@@ -31,7 +31,7 @@ def figure(rows: Rows) -> Figure:
         right.plot(GAMMAS, np.maximum(_by_threshold(cell), 1e-17), ms=4, label=f"d = {d}", **look.style)
     left.set(yscale="log", ylim=(1e-6, 2), xlabel="iteration", ylabel="1 − corr(W, W_svmeq)", title="(a) median")
     right.set(xscale="log", yscale="log", xlabel="Γ", ylabel="mean 1 − corr(W, W_svmeq)", title="(b) masked below Γ")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -52,7 +52,7 @@ def figure(rows: Rows) -> Figure:
     shares = {f"τ = {t}": [100 * float((rows.where(τ=t)["selected"] == k).mean()) for k in counts] for t in taus}
     bars(axes[0][2], counts, shares, len(rows.where(τ=taus[0])), "% of trials")
     axes[0][2].set(xlabel="number of selected tokens", title="(c) distribution")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

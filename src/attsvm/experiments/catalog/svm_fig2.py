@@ -14,7 +14,7 @@ from attsvm.experiments.catalog import svm_fig5
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (6, 3.6))
     svm_fig5.draw(axes[0][0], rows.where(trained="W"), with_b1=False)
-    return finish(figure, axes[0], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -129,7 +129,7 @@ def figure(rows: Rows) -> Figure:
         band(right, cell["steps"][0], cell["misalignment"], look, name, spread="quantiles")
     right.set(xscale="log", yscale="log", xlabel="iteration", ylabel="1 − correlation with the SVM solution")
     right.set(title=f"median of {len(attention)} trials, band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def _line(ax: Axes, w: np.ndarray, through: np.ndarray, colour: str) -> None:

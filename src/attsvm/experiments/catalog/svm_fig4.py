@@ -55,7 +55,7 @@ def figure(rows: Rows) -> Figure:
                 )  # fmt: skip
         ax.set(xlabel="d", ylabel="rank (mean, and range)", ylim=(0, None))
         ax.set_title("(a) T = 5" if name == "vary n" else "(b) n = 5")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -52,7 +52,7 @@ def figure(rows: Rows) -> Figure:
     for ax, trained, title in zip(axes[0], ("W", "KQ"), ("(a) training W", "(b) training (K, Q)")):
         draw(ax, rows.where(trained=trained), with_b1=True)
         ax.set_title(title)
-    return finish(figure, axes[0], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def convergence_checks(rows: Rows, trained: str, title: str) -> list[Check]:

@@ -41,7 +41,7 @@ def figure(rows: Rows) -> Figure:
                         label=f"{label}, {'W' if trained == 'W' else '(K, Q)'}")  # fmt: skip
                 ax.fill_between(ds, share - error, share + error, color=look.colour, alpha=0.12, lw=0)
         ax.set(xlabel="d", ylabel="share of global convergence", ylim=(-0.02, 1.03), title=title)
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -47,7 +47,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][2].set(ylabel="correlation", title="(c) with the nuclear solution", ylim=(0.4, 1.02))
     for ax in axes[0]:
         ax.set(xlabel="iteration", xlim=(0, STEPS))
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

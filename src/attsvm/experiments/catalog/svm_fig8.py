@@ -91,7 +91,7 @@ def figure(rows: Rows) -> Figure:
         bottom.set(xscale="log", yscale="log", xlabel="largest weight of a masked token", ylim=(1e-7, 2))
     axes[0][0].set_ylabel("1 − corr (median, 10% to 90%)")
     axes[1][0].set_ylabel("1 − corr(W, W_svmeq)")
-    return finish(figure, axes[0] + axes[1])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -76,7 +76,7 @@ def figure(rows: Rows) -> Figure:
         yscale="log", ylim=(1e-5, 2), xlabel="λ", ylabel="1 − corr (median)", title="(b) some tokens selected, not all"
     )
     axes[0][2].set(yscale="log", ylim=(1e-5, 2), xlabel="number of selected tokens", title="(c) by their number")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def _partial(cell: Rows, column: str) -> np.ndarray:

@@ -178,7 +178,7 @@ def figure(rows: Rows) -> Figure:
     )
     right.set(xscale="log", yscale="log", xlabel="reviews", ylabel="margin of W/‖W‖, ℓ2")
     right.set_title("the token of largest effect on the label")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -13,7 +13,7 @@ from attsvm.diagnostics import (
     lipschitz_constant,
     margins,
 )
-from attsvm.experiments._arrays import array, limit
+from attsvm.experiments._arrays import array, limit, second_best
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
@@ -87,8 +87,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
     ratio, down = _far(data, optimal, W_mm, noise)
     known = solution.solved
     found["Lemma 11"] = torch.where(known, ratio, torch.nan)
-    alpha = optimal.clone()  # as a rule locally, never globally optimal
-    alpha[:, 0, 0] = data.scores()[:, 0, 0].topk(2).indices[:, 1]
+    alpha = second_best(data)
     there = limit(data, alpha, "l2")
     is_local = is_locally_optimal(data, alpha, there)
     W_alpha = torch.where(there.solved[:, None, None], there.W, torch.nan).nan_to_num(nan=1.0)

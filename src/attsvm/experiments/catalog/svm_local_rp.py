@@ -7,7 +7,7 @@ import torch
 
 from attsvm.data import sphere
 from attsvm.diagnostics import in_cone_epsilon, is_locally_optimal, separation
-from attsvm.experiments._arrays import array
+from attsvm.experiments._arrays import array, second_best
 from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
@@ -17,9 +17,7 @@ from attsvm.svm import att_svm, solve
 
 def run(params: Params, trials: range, device: str) -> Columns:
     data = sphere(4, 5, 6, trials=trials, seed=0, min_score_gap=0.1).to(device)
-    # The second best token of the first sequence, the best of the others: as a rule locally, never globally optimal.
-    tokens = data.optimal_tokens().clone()
-    tokens[:, 0, 0] = data.scores()[:, 0, 0].topk(2).indices[:, 1]
+    tokens = second_best(data)
     solution = solve(att_svm(data, tokens), "l2" if params["trained"] == "W" else "nuclear")
     W = torch.where(solution.solved[:, None, None], solution.W, 1.0)
     columns = dict(path_columns(data, "l2", params["trained"], tokens=tokens))
@@ -44,7 +42,7 @@ def figure(rows: Rows) -> Figure:
     for k, (trained, name) in enumerate({"W": "W, Frobenius", "KQ": "(K, Q), nuclear"}.items()):
         draw_path(axes[0][0], _applied(rows, trained), k, name)
     axes[0][0].set(ylabel="1 − correlation with the SVM solution of α", title="median, and band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -54,7 +54,7 @@ def figure(rows: Rows) -> Figure:
     axes[0][1].set(xscale="log", yscale="log", xlabel="radius R", ylabel="|(‖K‖² + ‖Q‖²)/2‖KQᵀ‖⋆ − 1|")
     each = len(rows) // len(rows.values("m"))
     axes[0][1].set_title(f"Lemma 15; median of {each} trials, band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

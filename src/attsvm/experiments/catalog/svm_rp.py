@@ -22,7 +22,7 @@ def figure(rows: Rows) -> Figure:
     for k, (trained, name) in enumerate(NAMES.items()):
         draw_path(axes[0][0], rows.where(trained=trained), k, name)
     axes[0][0].set(ylabel="1 − correlation with the SVM solution", title="median, and band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -63,7 +63,7 @@ def figure(rows: Rows) -> Figure:
         cell = rows.where(kind=kind)
         draw_path(axes[0][0], cell, k, f"{kind} ({len(cell)} trials)")
     axes[0][0].set(ylabel="1 − correlation with the SVM solution", title="median, and band from 10% to 90%")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

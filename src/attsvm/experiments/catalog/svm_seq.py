@@ -55,7 +55,7 @@ def figure(rows: Rows) -> Figure:
         band(axes[0][1], steps, cell["misalignment"][cell["solved"]][:, 1:], look, kind, spread="quantiles")
     axes[0][0].set(xscale="log", xlabel="iteration", ylabel="largest softmax probability", ylim=(0, 1.03))
     axes[0][1].set(xscale="log", yscale="log", xlabel="iteration", ylabel="1 − corr(W, SAtt-SVM)")
-    return finish(figure, axes[0])
+    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -24,7 +24,7 @@ from attsvm.diagnostics import (
     sufficient_first_step,
 )
 from attsvm.dynamics import Gaussian, Trajectory, train
-from attsvm.experiments._arrays import array, limit
+from attsvm.experiments._arrays import array, limit, second_best
 from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
@@ -239,10 +239,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
         applies = array(data.score_gap() > 0)
     elif case == FIRST:
         applies = array(assumption_c(data).holds)
-    tokens = data.optimal_tokens()
-    if case == LOCAL:  # the second best token of the first sequence, where that is locally optimal
-        tokens = tokens.clone()
-        tokens[:, 0, 0] = data.scores()[:, 0, 0].topk(2).indices[:, 1]
+    tokens = second_best(data) if case == LOCAL else data.optimal_tokens()
+    if case == LOCAL:
         start = limit(data, tokens, "l2")
         applies = array(is_locally_optimal(data, tokens, start))
         noise = Gaussian(1.0, seed=2).draw(data.trials, {"W": (data.d, data.e)})["W"].to(data.X)
@@ -312,7 +310,7 @@ def figure(rows: Rows) -> Figure:
     )
     ax.set(yticks=list(place.values()), yticklabels=list(place), xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5))
     ax.set(xlabel=f"% of the trials that meet the assumptions, of {len(rows.where(case=ONE))} drawn")
-    return finish(figure, axes[0], legend="outside")
+    return finish(figure, legend="outside")
 
 
 def checks(rows: Rows) -> list[Check]:
