@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def band(
     look: Series,
     label: str | None = None,
     *,
-    spread: str = "std",
+    spread: Literal["std", "quantiles"] = "std",
     markers: bool = False,
 ) -> None:
     """A curve over values (trials, len(x)) with a band: mean and standard deviation, or median and 10% to 90%."""

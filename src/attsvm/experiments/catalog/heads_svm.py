@@ -59,7 +59,7 @@ def figure(rows: Rows) -> Figure:
             k += 1
     axes[0][0].set(yscale="log", ylabel="1 − correlation (median)", title="a head and the SVM of its own tokens")
     axes[0][1].set(ylabel="% of trials", title="all heads select the same tokens")
-    axes[0][2].set(yscale="symlog", ylabel="largest 1 − correlation (median)", title="how different heads are")
+    axes[0][2].set(ylabel="largest 1 − correlation (median)", title="how different heads are")
     axes[0][2].set_yscale("symlog", linthresh=1e-5)
     for ax in axes[0]:
         ax.set(xlabel="scale of the start", xticks=range(len(scales)), xticklabels=[f"{scale:g}" for scale in scales])

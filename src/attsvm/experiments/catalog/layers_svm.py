@@ -72,7 +72,7 @@ def figure(rows: Rows) -> Figure:
         cell = rows.where(size=size, between=between)
         keep = cell["saturated"].astype(bool)
         for k, (name, label) in enumerate(labels.items()):
-            band(ax, cell["steps"][0], cell[name][keep], SERIES[k], label, spread="quantile", markers=True)
+            band(ax, cell["steps"][0], cell[name][keep], SERIES[k], label, spread="quantiles", markers=True)
         ax.set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation")
         ax.set_title(f"n, T, d = {size}" + (", MLP between" if between == MLP else ""))
         ax.set_xticks(RECORDED, [str(k) for k in RECORDED])

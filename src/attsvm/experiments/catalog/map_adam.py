@@ -117,7 +117,7 @@ def figure(rows: Rows) -> Figure:
         marked = k >= len(SERIES)
         band(
             steps, rows.where(setting=name)["steps"][0], rows.where(setting=name)["efficiency_linf"], look, name,
-            spread="quantile", markers=marked,
+            spread="quantiles", markers=marked,
         )  # fmt: skip
         late = _settled(rows, name)
         collapse.plot(
@@ -126,7 +126,7 @@ def figure(rows: Rows) -> Figure:
         )  # fmt: skip
     for k, name in enumerate(name for name in FLOORED if name in rows.values("setting")):
         look, at = SERIES[k], rows.where(setting=name)["steps"][0]
-        band(floored, at, rows.where(setting=name)["efficiency_linf"], look, name.split(", ")[-1], spread="quantile")
+        band(floored, at, rows.where(setting=name)["efficiency_linf"], look, name.split(", ")[-1], spread="quantiles")
         floored.plot(at, _medians(rows, name, "efficiency_l2"), color=look.colour, lw=1, marker="o", ms=3)
     steps.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the ℓ∞ margin", title="Adam, ε = 0")
     collapse.set(

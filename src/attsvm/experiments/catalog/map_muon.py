@@ -55,7 +55,7 @@ def figure(rows: Rows) -> Figure:
         ends = name.endswith("4, 6, 6")
         cell = rows.where(setting=name)
         look = SERIES[k - 5 if ends else k]
-        band(axes[0][int(ends)], cell["steps"][0], cell["efficiency_spectral"], look, name, spread="quantile")
+        band(axes[0][int(ends)], cell["steps"][0], cell["efficiency_spectral"], look, name, spread="quantiles")
     titles = ("n, T, d = 6, 8, 10", "n, T, d = 4, 6, 6")
     for ax, title in zip(axes[0], titles):
         ax.set(xscale="log", ylim=(0, 1.02), xlabel="step", ylabel="share of the spectral margin", title=title)

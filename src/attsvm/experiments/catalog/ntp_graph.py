@@ -82,10 +82,10 @@ def figure(rows: Rows) -> Figure:
     for k, kind in enumerate(rows.values("labels")):
         cell = rows.where(labels=kind)
         good, label = _good(cell), f"labels {kind}"
-        band(axes[0][0], cell["steps"][0], cell["direction_error"][good], SERIES[k], label, spread="quantile")
+        band(axes[0][0], cell["steps"][0], cell["direction_error"][good], SERIES[k], label, spread="quantiles")
         tied = cell["tied"].astype(bool)
         if tied.any():
-            band(axes[0][1], cell["steps"][0], cell["finite_error"][tied], SERIES[k], label, spread="quantile")
+            band(axes[0][1], cell["steps"][0], cell["finite_error"][tied], SERIES[k], label, spread="quantiles")
     axes[0][0].set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title="growing part, Graph-SVM")
     axes[0][1].set(xscale="log", yscale="log", xlabel="step", ylabel="relative error", title="finite part")
     return finish(figure)

@@ -57,8 +57,8 @@ def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     for k, d in enumerate(rows.values("d")):
         cell = rows.where(d=d)
-        band(axes[0][0], cell["steps"][0], cell["finite_error"], SERIES[k], f"d = {d}", spread="quantile")
-        band(axes[0][1], cell["steps"][0], cell["direction_error"], SERIES[k], f"d = {d}", spread="quantile")
+        band(axes[0][0], cell["steps"][0], cell["finite_error"], SERIES[k], f"d = {d}", spread="quantiles")
+        band(axes[0][1], cell["steps"][0], cell["direction_error"], SERIES[k], f"d = {d}", spread="quantiles")
     axes[0][0].set(xscale="log", yscale="log", xlabel="step", ylabel="relative error", title="finite part")
     axes[0][1].set(xscale="log", yscale="log", xlabel="step", ylabel="1 − correlation", title="growing part, NTP-SVM")
     return finish(figure)

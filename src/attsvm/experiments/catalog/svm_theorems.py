@@ -328,16 +328,16 @@ def checks(rows: Rows) -> list[Check]:
         judge = at_least if wanted == 1 else at_most
         return judge(name, value, wanted, paper, f"{count} trials", why=why, extra=extra)
 
-    def differs(name: str, case: str, applies: bool | None, paper: str) -> Check:
+    def differs(name: str, case: str, applies: bool | None = None) -> Check:
         value, count = _share(rows, case, applies)
-        return Check(name, paper, f"{value:.1%} of {count} trials", value < 1, extra=True)
+        return Check(name, "outside the theorem", f"{value:.1%} of {count} trials", value < 1, extra=True)
 
     one, counter, local, sixth = (rows.where(case=case) for case in (ONE, COUNTER, LOCAL, COUNTER_6))
     ratio = (local["misalignment"] / local["before"])[local["applies"]]
     stated = {case: name for name, case in PLAIN.items()}
     return [
         share("the SVM is feasible with d = max(T − 1, n)", FEASIBLE[0], "feasible almost surely", None),
-        differs("with d < T − 1 it need not be", FEASIBLE[1], None, "outside the theorem"),
+        differs("with d < T − 1 it need not be", FEASIBLE[1]),
         share("equal scores: ⟨∇L, W_mm⟩ < 0 at random W, and ‖W‖ grows under plain GD", DIVERGES, "Theorem 3"),
         share("equal scores, n = 1: the optimal token is chosen from any start", ONE, "Theorem 4"),
         at_most(
@@ -364,9 +364,9 @@ def checks(rows: Rows) -> list[Check]:
             "the bar follows from the proof, which keeps W in a cone for ever",
             extra=True,
         ),
-        differs("other scores: not from every start", EQUAL[1], None, "outside the theorem"),
+        differs("other scores: not from every start", EQUAL[1]),
         share("Assumption C: W = 0 leads to the optimal tokens", FIRST, "Theorem 6: global direction"),
-        differs("without Assumption C: not always", FIRST, False, "outside the theorem"),
+        differs("without Assumption C: not always", FIRST, False),
         share(
             "counter-example: the wrong token of the third sequence is selected, η from 0.2/L_W to 1/L_W",
             COUNTER_6,
