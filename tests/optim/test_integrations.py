@@ -317,6 +317,7 @@ def test_accumulated_gradients_make_the_steps_of_large_batches(make):
 
 def _pair(rank: int, folder: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    torch.set_default_dtype(torch.float64)  # as above
     for name, make in MAKERS.items():
         accelerator, *pair = accelerated(make)
         assert accelerator.num_processes == 2
@@ -336,7 +337,7 @@ def _pair(rank: int, folder: str) -> None:
                 for _ in range(2):  # Accelerate counts the steps of all processes
                     scheduler.step()
         for a, b in zip(alone.parameters(), pair[0].parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
         accelerator, *resumed = accelerated(make)
         accelerator.load_state(f"{folder}/{name}")
