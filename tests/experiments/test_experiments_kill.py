@@ -84,7 +84,7 @@ def test_killed_runner_resumes_to_the_same_rows(tmp_path: Path, undisturbed: dic
 
 
 @pytest.mark.parametrize("at", [0.5, 1.5, 2.5, 4.0])
-def test_ctrl_c_twice_ends_the_run_at_once_and_says_one_line(tmp_path: Path, at: float) -> None:
+def test_ctrl_c_twice_ends_the_run_at_once_and_says_what_is_kept(tmp_path: Path, at: float) -> None:
     command = [sys.executable, "-m", "attsvm", "reproduce", "svm-fig6", "--quick", "--workers", "2", "--quiet"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -97,7 +97,8 @@ def test_ctrl_c_twice_ends_the_run_at_once_and_says_one_line(tmp_path: Path, at:
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert said.strip() == "Interrupted; no file was left half written."
+    kept = f"Finished batches are kept in {tmp_path}: the same command resumes."
+    assert said.splitlines() == [kept, "Interrupted; no file was left half written."]
     wait_for(lambda: not any(map(alive, workers)))
     assert not list(tmp_path.rglob("*.tmp*"))
 
