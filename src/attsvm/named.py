@@ -20,6 +20,11 @@ def kind_of(cls: type) -> str:
     return name if isinstance(name, str) else cls.__name__
 
 
+def is_users(thing: Any) -> bool:
+    """Whether the class of an object is not the library's."""
+    return not type(thing).__module__.startswith("attsvm.")
+
+
 def _subclasses(base: type[T]) -> list[type[T]]:
     return [found for cls in base.__subclasses__() for found in (cls, *_subclasses(cls))]
 

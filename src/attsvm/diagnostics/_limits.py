@@ -11,6 +11,7 @@ from torch import Tensor
 from attsvm.data import LinearHead
 from attsvm.dynamics import Adam, Growing, Lion, MirrorDescent, Muon, Rule, Steepest, Trajectory, limit_of
 from attsvm.geometry import Frobenius, Geometry, Lp, Nuclear
+from attsvm.named import is_users
 from attsvm.objective import Logistic
 
 FORGOTTEN = 30.0
@@ -190,7 +191,7 @@ def _unproved(run: Trajectory) -> str:
 
 
 def _of_rule(rule: Rule) -> tuple[Evidence, str]:
-    if not type(rule).__module__.startswith("attsvm."):
+    if is_users(rule):
         return Evidence.CONJECTURED, "the rule says so"
     if isinstance(rule, MirrorDescent):
         if not isinstance(rule.geometry, Lp):

@@ -20,6 +20,7 @@ from attsvm.dynamics._step import Method, States, parameters
 from attsvm.dynamics._trajectory import TrainState
 from attsvm.errors import AttsvmError, describe
 from attsvm.geometry import Frobenius, Geometry
+from attsvm.named import is_users
 from attsvm.objective import Blocks, Gradient, Lanes, attend, chunks, trial_first, trial_last
 
 SEGMENT = 2000
@@ -50,7 +51,7 @@ def first_states(data: TokenData, rule: Rule, blocks: Blocks) -> dict[str, dict[
             raise AttsvmError(
                 f"rule {rule.name}: start must return a dict of tensors by name, but got {describe(state)}."
             )
-    if not type(rule).__module__.startswith("attsvm."):
+    if is_users(rule):
         for name, block in blocks.items():
             _check_rule(rule, parts[0][name], trial_last(block[next(iter(chunks(data)))]))
     return {

@@ -186,14 +186,11 @@ class System:
             return self
         rows = self.rows.take(only)
         F = rows.dense() * self.equality[only][..., None]
-        basis = torch.zeros_like(kept[only])
+        basis, each = torch.zeros_like(kept[only]), torch.arange(len(only), device=kept.device)
         for _ in range(min(rows.N, rows.d * rows.e)):  # the row that is longest beside those before it
             size, longest = torch.linalg.vector_norm(F, dim=2).max(1)
-            new = (
-                F.gather(1, longest[:, None, None].expand(-1, 1, F.shape[2]))
-                / size.clamp_min(_DEPENDENT)[:, None, None]
-            )
-            basis[torch.arange(len(only), device=longest.device), longest] |= size > _DEPENDENT
+            new = F[each, longest, None] / size.clamp_min(_DEPENDENT)[:, None, None]
+            basis[each, longest] |= size > _DEPENDENT
             F = F - (F @ new.mT) @ new
         kept[only] = basis
         there = (kept | self.inequality).to(self.b.dtype)
