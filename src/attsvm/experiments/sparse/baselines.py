@@ -75,8 +75,16 @@ class Muon(Optimizer):
     far longer than few large ones. A group with `adam` takes AdamW's step instead, at `adam` times the lr. With p < 2
     the same step is taken in the mirror variable sign(w)|w|^(p−1)."""
 
-    def __init__(self, params: Iterable[Any], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "adam": None, "p": 2.0})
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        beta2: float = BETAS[1],  # of AdamW's step
+    ) -> None:
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "adam": None, "p": 2.0}
+        super().__init__(params, {**defaults, "beta2": beta2})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -84,7 +92,7 @@ class Muon(Optimizer):
         for group in self.param_groups:
             for w in group["params"]:
                 if group["adam"] is not None:
-                    self._adam(w, group["lr"] * group["adam"], group["weight_decay"])
+                    self._adam(w, group)
                     continue
                 state = self.state[w]
                 if not state:
@@ -105,7 +113,7 @@ class Muon(Optimizer):
                 if moved is not w:
                     w.copy_(moved.sign() * moved.abs() ** (1 / (group["p"] - 1)))
 
-    def _adam(self, w: Tensor, lr: float, weight_decay: float) -> None:
+    def _adam(self, w: Tensor, group: dict[str, Any]) -> None:
         assert w.grad is not None
         state = self.state[w]
         if not state:
@@ -118,9 +126,9 @@ class Muon(Optimizer):
             fused=w.is_cuda,
             amsgrad=False,
             beta1=BETAS[0],
-            beta2=BETAS[1],
-            lr=lr,
-            weight_decay=weight_decay,
+            beta2=group["beta2"],
+            lr=group["lr"] * group["adam"],
+            weight_decay=group["weight_decay"],
             eps=EPS,
             maximize=False,
         )

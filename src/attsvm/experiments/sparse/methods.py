@@ -25,7 +25,7 @@ class Family:
     seed: int
     sparsities: tuple[float, ...] = (0.0,)
     corpus: str = "imdb"
-    options: dict[str, float | str] = field(default_factory=dict)  # p, l1, l1_of, alpha, …
+    options: dict[str, float | str] = field(default_factory=dict)  # p, l1, alpha, beta2, weight_decay (of matrices), …
     rest_lr: float = 2e-3  # of AdamW on embeddings and norms, the same for all methods
     weight_decay: float = 0.01
     epochs: float = 4
@@ -60,31 +60,36 @@ def make_optimizers(model: nn.Module, family: Family, fused: bool) -> list[Optim
     groups = param_groups(model, 2.0)
     matrices = [g for g in groups if g["name"] in ("attention", "matrices")]
     rest = [g for g in groups if g["name"] not in ("attention", "matrices")]
-    o, lr, decay = dict(family.options), family.lr, family.weight_decay
+    o, lr = dict(family.options), family.lr
+    usual = 0.0 if family.method in ("powerprop", "mirror-muon") else family.weight_decay
+    decay, betas = float(o.get("weight_decay", usual)), (0.9, float(o.get("beta2", 0.999)))
     on_cuda = next(model.parameters()).is_cuda
     for group in matrices:
         group["p"] = float(o.get("p_from", o.get("p", 2.0)))
     if family.method in ("adamw", "rigl"):
-        main: Optimizer = torch.optim.AdamW(matrices, lr=lr, weight_decay=decay, fused=on_cuda)
+        main: Optimizer = torch.optim.AdamW(matrices, lr=lr, betas=betas, weight_decay=decay, fused=on_cuda)
     elif family.method == "muon":
-        main = Muon(_head_apart(matrices, model, adam=family.rest_lr / lr), lr=lr, weight_decay=decay)
+        groups = _head_apart(matrices, model, adam=family.rest_lr / lr)
+        main = Muon(groups, lr=lr, weight_decay=decay, beta2=betas[1])
     elif family.method == "mirror-muon":
         groups = _head_apart(matrices, model, muon=False, p=matrices[0]["p"], lr=float(o["head_lr"]))
-        main = MirrorMuon(groups, lr=lr, fused=fused and on_cuda)
+        main = MirrorMuon(groups, lr=lr, betas=betas, weight_decay=decay, fused=fused and on_cuda)
     elif family.method == "mirror":
         l1, of = float(o.get("l1", 0.0)), str(o.get("l1_of", "mirror"))
-        main = MirrorAdam(matrices, lr=lr, weight_decay=decay, l1=l1, l1_of=of, fused=fused and on_cuda)
+        settings: dict[str, Any] = {"betas": betas, "weight_decay": decay, "l1": l1, "l1_of": of}
+        main = MirrorAdam(matrices, lr=lr, **settings, fused=fused and on_cuda)
     elif family.method == "powerprop":
         p = 1 + 1 / float(o["alpha"])
         matrices = [{**group, "p": p, "moments_of": "mirror"} for group in matrices]
-        main = MirrorAdam(matrices, lr=lr, weight_decay=0.0, fused=fused and on_cuda)
+        main = MirrorAdam(matrices, lr=lr, betas=betas, weight_decay=decay, fused=fused and on_cuda)
     elif family.method == "adabreg":
         main = AdaBreg(matrices, lr, l1=float(o["l1"]), dense=float(o.get("dense", 0.1)))
     elif family.method == "padam":
         main = PAdam(matrices, lr, q=float(o.get("q", 0.8)), decay=float(o["decay"]))
     else:
         raise ValueError(family.method)
-    return [main, torch.optim.AdamW(rest, lr=family.rest_lr, weight_decay=decay, fused=on_cuda)]
+    others = torch.optim.AdamW(rest, lr=family.rest_lr, betas=betas, weight_decay=family.weight_decay, fused=on_cuda)
+    return [main, others]
 
 
 class TextClassifier(TextTransformer):
