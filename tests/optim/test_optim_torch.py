@@ -168,7 +168,7 @@ def test_compiled_step_follows_a_tensor_lr_without_recompiling(make, device):
             for group in o.param_groups:
                 group["lr"] *= 0.9
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert compiled[0] > 0
+    assert (compiled[0] > 0) == (make is not MAKERS["muon"])  # whose step stays as it is
     assert compiled[-1] == compiled[1]
     for a, b in zip(model.parameters(), eager.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

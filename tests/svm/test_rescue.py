@@ -90,14 +90,14 @@ def test_what_one_kind_of_cone_leaves_open_the_other_solves(
 
 @pytest.mark.parametrize("norm", SMOOTH + CORNERED)
 def test_equalities_that_agree_but_for_rounding_are_solved_in_every_norm(norm: str) -> None:
-    """Eight values of a 2 × 2 matrix, such as softmax ratios give; of the last instances one value is wrong."""
-    rng = np.random.default_rng(1)
-    A, Z, W = rng.normal(size=(6, 8, 2)), rng.normal(size=(6, 8, 2)), rng.normal(size=(6, 2, 2))
+    """Eight values of a 2 × 2 matrix, such as softmax ratios give; in the second half one value is wrong."""
+    rng, good = np.random.default_rng(1), 20
+    A, Z, W = (rng.normal(size=(2 * good, *shape)) for shape in ((8, 2), (8, 2), (2, 2)))
     b = np.einsum("bnd,bde,bne->bn", A, W, Z)
-    b[4:, 3] += 1e-3
+    b[good:, 3] += 1e-3
     solution = solve(MarginProblem.from_rows(A, Z, b=b, equality=True), norm)
-    assert [str(status) for status in solution.status] == ["solved"] * 4 + ["infeasible"] * 2
-    np.testing.assert_allclose(solution.W[:4], W[:4], atol=1e-9)
+    assert [str(status) for status in solution.status] == ["solved"] * good + ["infeasible"] * good
+    np.testing.assert_allclose(solution.W[:good], W[:good], atol=1e-9)
 
 
 def test_a_w_that_violates_equalities_does_not_replace_one_that_meets_them() -> None:

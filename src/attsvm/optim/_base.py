@@ -148,6 +148,14 @@ class MirrorOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step_groups()
+        if not torch.compiler.is_compiling():
+            self._calls += 1
+            if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
+                self._look_for_divergence()
+        return loss
+
+    def _step_groups(self) -> None:
         for group in self.param_groups:
             fused = self._use_fused(group)
             params, weights, grads, masks, *states = ([] for _ in range(6 + self._state_columns))
@@ -156,11 +164,6 @@ class MirrorOptimizer(Optimizer, ABC):
                 step = self._step_fused if fused else self._step_group
                 step(group, fused, weights, grads, masks, *states)
                 self._remember(group["p"], params, weights)
-        if not torch.compiler.is_compiling():
-            self._calls += 1
-            if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
-                self._look_for_divergence()
-        return loss
 
     def _look_for_divergence(self) -> None:
         """Steps of a power of 2, so that it costs nothing in a long training."""

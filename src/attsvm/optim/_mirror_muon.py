@@ -170,6 +170,12 @@ class MirrorMuon(MirrorAdam):
             state["momentum_buffer"] = zeros_like(param)
         return (local(state["momentum_buffer"]),)
 
+    @outside_compiled
+    def _step_groups(self) -> None:
+        """`torch.compile` leaves the step as it is: torch 2.11 cannot compile the orthogonal factors for CUDA, and if
+        only the rest is compiled, it mixes up states. Little of the step could be fused."""
+        super()._step_groups()
+
     def _init_group(
         self, group: dict[str, Any], fused: bool, params: Tensors, weights: Tensors, *columns: Tensors
     ) -> None:
@@ -221,13 +227,10 @@ def mirror_muon(
     mirror_descent(params, steps, mirrors, rests, [], [], p=p, momentum=0.0, nesterov=False, masks=masks, **options)
 
 
-@outside_compiled
 def _orthogonal_steps(
     params: Tensors, grads: Tensors, buffers: Tensors, masks: Masks, a: float, momentum: float, ns_steps: int
 ) -> Tensors:
-    """Orthogonal factors of the momentum, which is updated; of the gradient with respect to θ for a ≠ 1.
-
-    A compiled step breaks its graph here: torch 2.11 cannot compile this for CUDA, and little of it can be fused."""
+    """Orthogonal factors of the momentum, which is updated; of the gradient with respect to θ for a ≠ 1."""
     slopes = masked(masks, [local(grad) for grad in grads])
     slopes = [slope.to(buffer.dtype) for slope, buffer in zip(slopes, buffers)]
     if a != 1:
