@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "sparse"))
 import tables  # noqa: E402
 
+from attsvm.experiments.catalog.sparse_gpt import DECAYED  # noqa: E402
 from attsvm.experiments.sparse.rows import kept_rows, method_of  # noqa: E402
 from attsvm.experiments.transformers import interval  # noqa: E402
 
@@ -86,3 +87,18 @@ def test_every_number_of_a_document_is_one_of_the_tables(part: str, results: str
     losses = {value for line in text.splitlines() if line.lstrip().startswith("|") for value in LOSS.findall(line)}
     assert losses
     assert losses <= set(LOSS.findall(results))
+
+
+def test_fresh_seeds_have_the_weight_decay_that_is_best_on_seed_0() -> None:
+    rows = [row for row in kept_rows(str(tables.FOLDER)) if row["corpus"] == "imdb" and row["epochs"] == 4]
+    rows = tables.matching(rows, {"tied": False, "init": "torch", "width": 0, "clip": 1.0})
+    for method in DECAYED:
+        (rate, beta2, decay), *others = {tables.settings_of(r) for r in rows if method_of(r) == method and r["seed"]}
+        assert not others
+        name = re.sub(", (scope|weight_decay) = [^,]*", "", method)
+        tried = [
+            row for row in rows if row["seed"] == 0 and row["sparsity"] == 0.9 and row["note"] in ("tune", "decay")
+        ]
+        tried = [row for row in tried if tables.without(row, "beta2", "weight_decay") == name]
+        assert tables.settings_of(min(tried, key=lambda row: row["validation"])) == (rate, beta2, decay)
+        assert len({tables.settings_of(row) for row in tried}) >= 9

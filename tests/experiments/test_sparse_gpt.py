@@ -29,6 +29,12 @@ def kept(folder: Path, losses: dict[tuple[str, float], list[float]], tuned: tupl
     kinds = {"mirror": {"options": '{"p": 1.1}'}, "taught": {"method": "muon", "note": "front", "options": TAUGHT_MUON}}
     for method, options in (("adamw", '{"scope": "relative"}'), ("mirror", '{"p": 1.1, "scope": "relative"}')):
         kinds[f"{method}, relative"] = {"method": method, "note": "relative", "options": options}
+    for method, options in (("adamw", {"weight_decay": 1.0}), ("mirror", {"p": 1.1, "weight_decay": 0.3})):
+        kinds[f"{method}, decay"] = {
+            "method": method,
+            "note": "decay",
+            "options": json.dumps(options | {"scope": "relative"}),
+        }
     rows = []
     for (method, share), values in losses.items():
         for seed, loss in enumerate(values, start=1):
@@ -68,6 +74,21 @@ def test_a_threshold_for_each_matrix_is_given_to_both(tmp_path) -> None:
     assert not check.passed
 
 
+def test_weight_decay_is_tuned_for_both(tmp_path) -> None:
+    losses = {("adamw, relative", 0.95): [4.5, 4.6, 4.7], ("adamw, decay", 0.95): [4.4, 4.45, 4.6]}
+    rows = rows_of(kept(tmp_path, losses | {("mirror, decay", 0.95): [4.35, 4.4, 4.55]}))
+    (check,) = [check for check in EXPERIMENT.checks(rows) if "95% zeros" in check.name]
+    assert (
+        "p = 1.1, scope = relative, weight_decay = 0.3 is below AdamW, scope = relative, weight_decay = 1" in check.name
+    )
+    assert "+0.050 ± 0.000" in check.ours
+    (ax,) = [
+        ax for ax in EXPERIMENT.figure(rows).axes if "decay tuned" in ax.get_title() and "below" in ax.get_xlabel()
+    ]
+    (place,) = ax.containers[0].lines[0].get_xdata()
+    assert place == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize(("above", "passed"), [(-0.01, [True, True]), (0.04, [False, True]), (0.06, [False, False])])
 def test_a_taught_model_is_measured_by_dense_adamw(tmp_path, above: float, passed: list[bool]) -> None:
     dense = [4.4, 4.5, 4.7]
@@ -93,7 +114,8 @@ def test_longer_runs_are_not_mixed_with_the_others(tmp_path) -> None:
 def test_the_figure_shows_how_far_below_adamw_a_method_is(tmp_path) -> None:
     base = [4.4, 4.5, 4.7]
     losses = {("adamw", 0.95): base, ("mirror", 0.95): [4.3, 4.42, 4.58], ("muon", 0.95): [4.0]}  # a second seed lacks
-    ax = EXPERIMENT.figure(rows_of(kept(tmp_path, losses))).axes[-2]
+    figure = EXPERIMENT.figure(rows_of(kept(tmp_path, losses)))
+    (ax,) = [ax for ax in figure.axes if ax.get_title() == SETTING and "below" in ax.get_xlabel()]
     (shown,) = ax.containers
     (place,) = shown.lines[0].get_xdata()
     assert place == pytest.approx(0.1)

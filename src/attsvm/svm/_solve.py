@@ -325,7 +325,7 @@ def _rescue(answer: Answer, system: System, geometry: Geometry, tol: float, max_
     attempt(stretched, fits & ~tiny & bends)  # a subgradient is of no use where the margin is not tiny
     if careful and blocks is not None and blocks.kind == "max":
         attempt(lambda part, _, rest: matched(part, blocks, rest.W, rest.lam), answer.upper.isfinite())
-    if rows.N <= MOST_ROWS:  # no W yet that fits: an active set finds one, or the proof that there is none, whatever the norm
+    if rows.N <= MOST_ROWS:  # no W fits yet: an active set finds one, or the proof that there is none, in any norm
         attempt(lambda part, *_: solve_active(part), ~answer.fits(tol))
 
 

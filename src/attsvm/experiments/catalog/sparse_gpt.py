@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -78,6 +79,14 @@ TAUGHT = (
 )
 RELATIVE = tuple(f"{method}, scope = relative" for method in ("AdamW", "Muon", "MirrorAdam p = 1.1", POWERPROP))
 """Pruned by a threshold in units of each matrix, as MirrorMuon always is here."""
+DECAYED = (
+    "AdamW, scope = relative, weight_decay = 1",
+    "Muon, scope = relative, weight_decay = 1",
+    "MirrorAdam p = 1.1, scope = relative, weight_decay = 0.3",
+    f"{POWERPROP}, scope = relative, weight_decay = 0.3",
+    f"{MIRROR_MUON}, weight_decay = 0.3",
+)
+"""The same threshold for all, and each with the weight decay and rate that are best for it on seed 0."""
 BY_CELL = {taught.cell: taught for taught in TAUGHT}
 AIMS = {0.9: 0.0, 0.95: 0.05}
 """So much above dense AdamW's the loss may be, by share of zeros."""
@@ -92,7 +101,8 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
         taught = BY_CELL[method]
         wanted |= {"epochs": taught.epochs} | ({"lr": taught.lr} if taught.lr else {})
         return read({**params, "method": taught.method}, wanted, trials, device, data, ("front",))
-    return read(params, wanted, trials, device, data, ("relative" if method in RELATIVE else "main",))
+    note = "relative" if method in RELATIVE else "decay" if method in DECAYED else "main"
+    return read(params, wanted, trials, device, data, (note,))
 
 
 def _taught(setting: str) -> list[str]:
@@ -119,7 +129,7 @@ def _above(ax: Axes, rows: Rows, share: float) -> None:
 def figure(rows: Rows) -> Figure:
     if not np.isfinite(rows["test"]).any():
         return nothing_yet("no run is there yet")
-    figure, axes = new_figure(6, 2, (10, 24))
+    figure, axes = new_figure(7, 2, (10, 28))
     panels = {
         OWN: (*ADVISED, *OURS[:1]),
         f"{OWN}: other methods": ("AdamW", *OURS, *OTHERS),
@@ -132,17 +142,21 @@ def figure(rows: Rows) -> Figure:
     panels |= {
         f"{setting}: a threshold for each matrix": ("AdamW", *RELATIVE, MIRROR_MUON) for setting in (OWN_GPT2, OWN)
     }
+    panels[f"{OWN}: that threshold, weight decay tuned"] = DECAYED
     panels[WIDE] = ("AdamW", OURS[0], "Muon", POWERPROP, MIRROR_MUON, RELATIVE[0])
     names = {taught.cell: f"{taught.name}, taught" for taught in TAUGHT}
     names |= {method: method.replace("scope = ", "") for method in RELATIVE}
+    names |= {method: re.sub(", (scope|weight_decay) = [^,]*", "", method) for method in DECAYED}
     for ax, (title, methods) in zip(figure.axes, panels.items()):
         own = rows.where(setting=title.partition(":")[0])
         curves(ax, own, methods, names=names | ({"AdamW": "AdamW, pruned"} if "pAdam" in methods else {}))
         dense_line(ax, own)
         share_axis(ax, title)
         ax.set_ylabel("test loss, nats per word piece")
-    below(axes[5][0], rows.where(setting=OWN), METHODS[1:], OWN)
-    _above(axes[5][1], rows.where(setting=OWN), 0.95)
+    own = rows.where(setting=OWN)
+    below(figure.axes[11], own, METHODS[1:], OWN)
+    below(axes[6][0], own, DECAYED[1:], f"{OWN}: that threshold, weight decay tuned", DECAYED[0], names)
+    _above(axes[6][1], own, 0.95)
     figure.suptitle("grey: dense AdamW; hollow: one seed", fontsize=9)
     return finish(figure)
 
@@ -152,6 +166,7 @@ def checks(rows: Rows) -> list[Check]:
     made = [check for setting in SETTINGS for check in leads(rows, setting, methods, BARS, setting=setting)]
     for setting in (OWN, OWN_GPT2, WIDE):
         made += leads(rows, setting, (*RELATIVE[1:], MIRROR_MUON), BARS, RELATIVE[0], setting=setting)
+    made += leads(rows, OWN, DECAYED[1:], BARS, DECAYED[0], setting=OWN)
     for taught in TAUGHT:
         own = rows.where(setting=taught.setting)
         dense = own.where(method="AdamW", sparsity=0.0)["test"]
@@ -169,7 +184,11 @@ EXPERIMENT = from_rows(
     id="sparse-gpt",
     title="Gradual pruning of a GPT: MirrorAdam against many others",
     statement="With the same gradual pruning, MirrorAdam ends at a lower loss than AdamW at 95 and 98% zeros.",
-    grid={"setting": list(SETTINGS), "method": [*METHODS, *BY_CELL, *RELATIVE, *PENALTIES], "sparsity": list(SHARES)},
+    grid={
+        "setting": list(SETTINGS),
+        "method": [*METHODS, *BY_CELL, *RELATIVE, *DECAYED, *PENALTIES],
+        "sparsity": list(SHARES),
+    },
     run=run,
     figure=figure,
     checks=checks,

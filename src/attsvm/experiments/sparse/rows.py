@@ -152,7 +152,7 @@ def method_of(row: Row) -> str:
 def _method_of(row: Row) -> str:
     options = dict(row["options"])
     title = TITLES.get(row["method"], str(row["method"]))
-    if row["method"] == "mirror-muon" and row["note"] in ("main", "tune"):  # a part of its tuning
+    if row["method"] == "mirror-muon" and row["note"] in ("main", "tune", "decay"):  # a part of its tuning
         options = {name: value for name, value in options.items() if name not in ("head_lr", "scope")}
     if row["method"] == "mirror" and "l1" in options and options["p"] != 2:  # there θ is W
         of = {"mirror": "θ", "weight": "W"}[options.pop("l1_of", "mirror")]
@@ -272,11 +272,18 @@ def dense_line(ax: Axes, rows: Rows) -> None:
         ax.axhline(float(np.nanmean(dense)), color="0.6", lw=0.8)
 
 
-def below(ax: Axes, rows: Rows, methods: Sequence[str], title: str) -> None:
+def below(
+    ax: Axes,
+    rows: Rows,
+    methods: Sequence[str],
+    title: str,
+    base: str = "AdamW",
+    names: Mapping[str, str] | None = None,
+) -> None:
     """How far each method is below AdamW, seed by seed, where the bars are: means and 95% intervals."""
     for (share, bar), look, shift in zip(BARS.items(), SERIES, (0.15, -0.15)):
-        base = rows.where(method="AdamW", sparsity=share)["test"]
-        ahead = [base - rows.where(method=method, sparsity=share)["test"] for method in methods]
+        losses = rows.where(method=base, sparsity=share)["test"]
+        ahead = [losses - rows.where(method=method, sparsity=share)["test"] for method in methods]
         there = [(i - shift, *interval(x[np.isfinite(x)])) for i, x in enumerate(ahead) if np.isfinite(x).sum() > 1]
         if there:
             y, mean, half = (np.array(column) for column in zip(*there))
@@ -285,7 +292,7 @@ def below(ax: Axes, rows: Rows, methods: Sequence[str], title: str) -> None:
         ax.axvline(bar, color=look.colour, ls="--", lw=0.8)
     ax.axvline(0, color="0.6", lw=0.8)
     for i, method in enumerate(methods):
-        ax.text(0.01, i, method, transform=ax.get_yaxis_transform(), fontsize=8, va="center")
+        ax.text(0.01, i, (names or {}).get(method, method), transform=ax.get_yaxis_transform(), fontsize=8, va="center")
     left, right = ax.get_xlim()
     ax.set(xlim=(left - 0.6 * (right - left), right), ylim=(len(methods) + 0.6, -0.6), yticks=[])
     ax.set(xlabel="test loss below AdamW's", title=title)
