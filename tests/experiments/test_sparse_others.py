@@ -10,7 +10,7 @@ import pytest
 from attsvm.experiments import CATALOG, Rows
 from attsvm.experiments.catalog import sparse_lr
 from attsvm.experiments.catalog.sparse_wikitext import PUSHED, TAUGHT
-from attsvm.experiments.sparse.rows import PENALTIES, kept_rows, method_of
+from attsvm.experiments.sparse.rows import METHODS, PENALTIES, kept_rows, looks_of, method_of
 
 pytest.importorskip("pyarrow.parquet")
 FOLDER = str(Path(__file__).parents[2] / "benchmarks/results/sparse")
@@ -30,6 +30,15 @@ def test_figures_and_checks_come_from_the_rows(name: str) -> None:
     rows = rows_of(name)
     assert CATALOG[name].checks(rows)
     CATALOG[name].figure(rows).canvas.draw()
+
+
+def test_a_method_looks_alike_in_all_panels_and_no_two_of_a_panel_do() -> None:
+    looks = dict(zip(METHODS, looks_of(METHODS)))
+    for panel in (METHODS, ("AdamW", *PENALTIES), ("MirrorAdam p = 1.1", *PUSHED)):
+        assert len(set(looks_of(panel))) == len(panel)
+    grey, *variants = looks_of(["AdamW", "AdamW, scope = relative", "Muon, scope = relative, weight_decay = 1"])
+    assert variants == [looks["AdamW"], looks["Muon"]]
+    assert grey not in looks.values()
 
 
 def test_a_cell_has_its_own_runs() -> None:

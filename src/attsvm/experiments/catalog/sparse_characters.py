@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Figure, Series, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure, styled
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     AGAIN,
     BARS,
-    FREE,
     MIRROR_MUON,
     POWERPROP,
     curves,
@@ -41,11 +40,14 @@ RELATIVE |= {f"{HEAD}, scope = relative": MIRROR_MUON}
 TAUGHT = {f"{method}, distil = 0.8, teacher_lr = 0.01": method for method in RELATIVE.values() if method != MIRROR_MUON}
 TAUGHT |= {f"{MIRROR_MUON}, distil = 0.8, head_lr = 0.01, teacher_lr = 0.01": MIRROR_MUON}
 """With 80% of the labels from a dense model that Muon trained."""
-NOTES = dict.fromkeys(RELATIVE, "relative") | dict.fromkeys(TAUGHT, "front")
-LOOKS: dict[str, Series] = dict(zip(PLAIN, (SERIES[0], SERIES[2], SERIES[1], *FREE[1:])))
-LOOKS |= {name: LOOKS[method] for name, method in (RELATIVE | TAUGHT).items()}
-BESIDE = Series("0.6", ":", "o")
-"""Of AdamW as it is in the panel before."""
+DECAYED = {
+    "AdamW, weight_decay = 1": "AdamW",
+    "Muon, weight_decay = 1": "Muon",
+    f"{P11}, weight_decay = 0.3": P11,
+    f"{MIRROR_MUON}, weight_decay = 0.3": MIRROR_MUON,
+}
+"""Each with the weight decay and rate that are best for it on seed 0."""
+NOTES = dict.fromkeys(RELATIVE, "relative") | dict.fromkeys(TAUGHT, "front") | dict.fromkeys(DECAYED, "decay")
 OURS = (P11, P15, POWERPROP, MIRROR_MUON)
 SHARES = (0.0, 0.9, 0.95, 0.98)
 
@@ -63,6 +65,7 @@ def figure(rows: Rows) -> Figure:
     panels = [
         (LINEAR, "the same pruning for all", same),
         (UNTUNED, "rates as they were", same),
+        (LINEAR, "weight decay tuned", {"AdamW": "AdamW, not tuned", **DECAYED}),
         (LINEAR, "with a teacher", {"AdamW": "AdamW, not taught", **TAUGHT}),
         (GPT2, "the same pruning for all", same),
         (GPT2, "a threshold for each matrix", {"AdamW": "AdamW, one threshold", **RELATIVE}),
@@ -72,8 +75,7 @@ def figure(rows: Rows) -> Figure:
     figure, _ = new_figure(-(-len(panels) // 2), min(len(panels), 2), (10, 12) if len(panels) > 1 else (6, 4.5))
     for ax, (setting, title, names) in zip(figure.axes, panels):
         own = rows.where(setting=setting)
-        looks = LOOKS if names is same else LOOKS | {"AdamW": BESIDE}
-        curves(ax, own, [name for name in names if name in methods], names=names, looks=looks)
+        curves(ax, own, [name for name in names if name in methods], names=names)
         if setting != GPT2:  # of which there are no dense runs
             dense_line(ax, own)
         share_axis(ax, f"{setting}: {title}")
@@ -88,6 +90,9 @@ def checks(rows: Rows) -> list[Check]:
     here = [method for method in OURS if method in rows.values("method")]
     bar = {0.95: BARS[0.95]}
     made = [check for where in rows.values("setting") for check in leads(rows, where, here, bar, setting=where)]
+    first, *others = DECAYED
+    if first in rows.values("method"):
+        made += leads(rows, LINEAR, others, bar, first, setting=LINEAR)
     return [*made, exact_zeros(rows)]
 
 
@@ -95,7 +100,7 @@ EXPERIMENT = from_rows(
     id="sparse-characters",
     title="Gradual pruning of a small GPT on characters, on a CPU",
     statement="With the same gradual pruning, the mirror geometry ends at a lower loss than AdamW at 95% zeros.",
-    grid={"setting": list(SETTINGS), "method": [*PLAIN, *RELATIVE, *TAUGHT], "sparsity": list(SHARES)},
+    grid={"setting": list(SETTINGS), "method": [*PLAIN, *RELATIVE, *DECAYED, *TAUGHT], "sparsity": list(SHARES)},
     quick_grid={"setting": [LINEAR], "method": ["AdamW", P11, POWERPROP], "sparsity": [0.0, 0.95]},
     quick=1,
     batch=1,

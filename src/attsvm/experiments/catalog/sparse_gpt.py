@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from attsvm.experiments.sparse.rows import (
     REMARK,
     SHARES,
     UNMASKED,
+    base_of,
     below,
     by_penalty,
     curves,
@@ -146,7 +146,7 @@ def figure(rows: Rows) -> Figure:
     panels[WIDE] = ("AdamW", OURS[0], "Muon", POWERPROP, MIRROR_MUON, RELATIVE[0])
     names = {taught.cell: f"{taught.name}, taught" for taught in TAUGHT}
     names |= {method: method.replace("scope = ", "") for method in RELATIVE}
-    names |= {method: re.sub(", (scope|weight_decay) = [^,]*", "", method) for method in DECAYED}
+    names |= {method: base_of(method) for method in DECAYED}
     for ax, (title, methods) in zip(figure.axes, panels.items()):
         own = rows.where(setting=title.partition(":")[0])
         curves(ax, own, methods, names=names | ({"AdamW": "AdamW, pruned"} if "pAdam" in methods else {}))

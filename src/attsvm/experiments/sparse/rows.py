@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, SKY, Axes, Series
+from attsvm.experiments._draw import GREEN, ORANGE, PURPLE, SERIES, SKY, Axes, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.sparse.again import train_again
 from attsvm.experiments.transformers import interval
@@ -23,7 +24,6 @@ __all__ = [
     "AGAIN",
     "BARS",
     "CORPORA",
-    "FREE",
     "METHODS",
     "MIRROR_MUON",
     "OTHERS",
@@ -35,6 +35,7 @@ __all__ = [
     "SHARES",
     "SOURCE",
     "UNMASKED",
+    "base_of",
     "below",
     "by_penalty",
     "chosen_rate",
@@ -44,6 +45,7 @@ __all__ = [
     "from_rows",
     "kept_rows",
     "leads",
+    "looks_of",
     "method_of",
     "read",
     "share_axis",
@@ -99,16 +101,27 @@ CORPORA: dict[str, dict[str, Any]] = {
 
 NEAR = 0.03
 """A penalty's share of zeros counts as one that is asked for if it is so near."""
-LOOKS: dict[str, Series] = {"AdamW": SERIES[0], "MirrorAdam p = 1.1": SERIES[1]}
-"""The same in all panels."""
+LOOKS: dict[str, Series] = {
+    "AdamW": SERIES[0],
+    "MirrorAdam p = 1.1": SERIES[1],
+    "Muon": SERIES[2],
+    UNMASKED: Series(GREEN, ":", "<"),
+    "MirrorAdam p = 1.5": SERIES[3],
+    "MirrorAdam p = 1.25": Series(PURPLE, "-", "X"),
+    POWERPROP: SERIES[4],
+    "powerprop, alpha = 2": Series(ORANGE, ":", ">"),
+    MIRROR_MUON: Series(SKY, "-", "h"),
+    "RigL": Series("0.4", "--", "P"),
+}
+"""Of a method in all panels, with any threshold, weight decay or teacher."""
+BESIDE = Series("0.6", ":", "o")
+"""Of a method in a panel of its own variants."""
 FREE = (
-    *SERIES[2:],
-    Series(SKY, "-", "h"),
-    Series("0.4", "--", "P"),
-    Series("0.6", ":", "X"),
-    Series("0.75", "-.", "*"),
+    *SERIES[1:],
+    LOOKS[MIRROR_MUON],
+    *(Series("0.4", "--", "P"), Series("0.6", ":", "X"), Series("0.75", "-.", "*")),
 )
-"""Of the other methods in a panel, in their order."""
+"""Of all others, in their order."""
 
 Row = dict[str, Any]
 
@@ -230,18 +243,29 @@ def _numbers(name: str, found: Sequence[Row]) -> np.ndarray:
     return np.array([np.nan if row.get(name) is None else row[name] for row in found])
 
 
+def base_of(method: str) -> str:
+    """The name of a method without what its runs were told beside."""
+    return re.sub(r", (?!alpha|gradients)\w+ = [^,]*", "", method)
+
+
+def looks_of(methods: Sequence[str]) -> list[Series]:
+    """Of the methods of a panel: variants look as the method does, which then stands beside them in grey."""
+    bases = [base_of(method) for method in methods]
+    looks: dict[str, Series] = {}
+    for method, base in zip(methods, bases):
+        if method == base and bases.count(base) > 1:
+            looks[method] = BESIDE
+        elif base in LOOKS and LOOKS[base] not in looks.values():
+            looks[method] = LOOKS[base]
+    free = (look for look in FREE if look not in looks.values())
+    return [looks[method] if method in looks else next(free) for method in methods]
+
+
 def curves(
-    ax: Axes,
-    rows: Rows,
-    methods: Sequence[str],
-    value: str = "test",
-    names: Mapping[str, str] | None = None,
-    looks: Mapping[str, Series] = LOOKS,
+    ax: Axes, rows: Rows, methods: Sequence[str], value: str = "test", names: Mapping[str, str] | None = None
 ) -> None:
     """One for each method, under its name or what `names` calls it."""
-    free = iter(FREE)
-    for method in methods:
-        look = looks[method] if method in looks else next(free)
+    for method, look in zip(methods, looks_of(methods)):
         _curve(ax, rows.where(method=method), look, (names or {}).get(method, method), value)
 
 
