@@ -67,8 +67,11 @@ def read_table(source: str | Path, *, text: str, encoding: str = "utf-8", split:
             raise AttsvmError(f"{source} must be one of {', '.join(FORMATS)}, or the name of a Hugging Face data set.")
         return _hugging_face(str(source), split)
     table = _read_file(path, text, encoding)
-    if split is None:
-        return table
+    return table if split is None else rows_of(table, split, source)
+
+
+def rows_of(table: pa.Table, split: str, source: object) -> pa.Table:
+    """Those whose column `split` has this value."""
     import pyarrow.compute as pc
 
     chosen = table.filter(pc.equal(_strings(table, "split", source), split))  # pyright: ignore[reportAttributeAccessIssue]

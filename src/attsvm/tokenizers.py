@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attsvm.errors import AttsvmError
 from attsvm.files import is_file, one_line
+
+TOGETHER = 1000  # texts of one call of a tokenizer
 
 
 def tokenizer_file(place: str | Path) -> Path:
@@ -33,6 +36,16 @@ def open_tokenizer(place: str | Path) -> Any:
     found.no_padding()
     found.no_truncation()
     return found
+
+
+def encodings(tokenizer: Any, texts: Sequence[str], *, special_tokens: bool = True) -> Iterator[Any]:
+    """The tokens of every text, by an open tokenizer."""
+    for start in range(0, len(texts), TOGETHER):
+        try:
+            found = tokenizer.encode_batch(list(texts[start : start + TOGETHER]), add_special_tokens=special_tokens)
+        except Exception as error:  # the package raises Exception itself
+            raise AttsvmError(f"the tokenizer cannot read these texts: {one_line(error)}") from error
+        yield from found
 
 
 def vocabulary_digest(tokenizer: Any) -> str:

@@ -264,6 +264,7 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         rows = [{"image": file.getvalue(), "label": label, "split": split} for split in ("train", "test")]
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     rows = [{"image": seen, "label": 0, "split": "train"} for seen in (file.getvalue(), b"no image")]
+    rows.append(rows[0] | {"split": "test"})
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "unseen.parquet")
     (tmp_path / "empty.csv").write_text("text,label,split\n")
     broken = tmp_path / "broken.json"
@@ -278,14 +279,17 @@ def test_broken_inputs_get_one_sentence(tokenizer: Path, tmp_path: Path) -> None
         ([str(good), "--tokenizer", str(tmp_path / "no.json")], "is not a file"),
         ([str(good), "--tokenizer", str(broken)], "not a readable tokenizer.json"),
         ([str(wrong), *found], "labels must be 0 or 1, but the train split has -1"),
-        ([str(words), *found], "words.parquet: labels must be 0 or 1, but the column holds texts, such as 'good'"),
+        (
+            [str(words), *found],
+            "words.parquet: labels must be whole numbers .* but the column holds texts, such as 'good'",
+        ),
         ([str(one), *found], "no row whose split is 'test'"),
         ([str(numbers), *found], "'split' must hold texts, but it holds int64"),
         ([str(lists), *found], "'label' must hold one label per row, but it holds list"),
         ([str(short)], "must have a label for every image, but it has 6 and 4"),
         ([str(tmp_path / "many.parquet")], "whole numbers from 0 to 99999, but got 1000000000000"),
         ([str(tmp_path / "named.parquet")], "whole numbers from 0 to 99999, but the column holds"),
-        ([str(tmp_path / "unseen.parquet")], "row 2 of split train is not a readable image"),
+        ([str(tmp_path / "unseen.parquet")], "split train: row 2 is not a readable image"),
         ([str(tmp_path / "empty.csv"), *found], "has no row whose split is 'train'"),
         (["synthetic", "--seed", str(2**63 - 1)], "seed must be a whole number in 0"),
         (["synthetic", "--device", "meta"], "not available here"),

@@ -18,6 +18,7 @@ from attsvm.checks import as_count
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import one_line
 from attsvm.models import Places, TextTransformer
+from attsvm.tokenizers import encodings
 
 LONGEST = 512
 """Tokens of a text that are read unless more are asked for."""
@@ -133,7 +134,7 @@ class Inputs:
             ids, special, names = code["input_ids"], code["special_tokens_mask"], tokenizer.convert_ids_to_tokens
             spans = code["offset_mapping"] if with_places else None
         else:  # of the package tokenizers
-            code = tokenizer.encode(text)
+            (code,) = encodings(tokenizer, [text])
             ids, special, spans = (x[: self.length] for x in (code.ids, code.special_tokens_mask, code.offsets))
             names = partial(_by_id, tokenizer)
         if not len(ids):

@@ -1,4 +1,4 @@
-"""`attsvm transformer`: train the papers' transformers, or a GPT, on reviews or images with any of the optimizers."""
+"""`attsvm transformer`: train the papers' transformers, or a GPT, on texts or images with any of the optimizers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from attsvm.progress import Tell, progress_bar
 if TYPE_CHECKING:
     from attsvm.transformer import Reached
 
-app = typer.Typer(no_args_is_help=True, help="Train transformers on reviews or images.")
+app = typer.Typer(no_args_is_help=True, help="Train transformers on texts or images.")
 
 DataArgument = Annotated[
     str,
     typer.Argument(
-        help="Reviews (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; tokens in .npz), images "
-        "(.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
+        help="Texts (.parquet, .csv, .jsonl with text, label, split; an aclImdb folder; .txt for gpt; tokens in .npz), "
+        "images (.parquet with image, label, split; a CIFAR-10 folder), a Hugging Face name, synthetic or tiny-images.",
         show_default=False,
     ),
 ]
 TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or its folder; texts need it.")]
 LengthOption = Annotated[int, typer.Option(min=1, help="Longest text in tokens; the rest is cut off.")]
+TestOption = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share that is the test split, for a table without a column split or a .txt."),
+]
 ImagesOption = Annotated[bool, typer.Option("--images", help="The Hugging Face name is of images.")]
 
 
@@ -80,7 +84,10 @@ class MomentsOf(StrEnum):
 
 
 _MIRROR = ("mirror-descent", "mirror-adam", "mirror-muon")
-_MODEL_HELP = "classifier: of texts or images. gpt: predicts every next token of texts, whose labels are not used."
+ModelOption = Annotated[
+    Model,
+    typer.Option(help="classifier: of texts or images. gpt: predicts every next token of texts; it needs no labels."),
+]
 _USED_BY = {
     "p": _MIRROR,
     "groups": _MIRROR,
@@ -113,7 +120,7 @@ def fit_command(
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
-    model: Annotated[Model, typer.Option(help=_MODEL_HELP)] = Model.classifier,
+    model: ModelOption = Model.classifier,
     own_head: Annotated[
         bool, typer.Option("--own-head", help="The head of gpt is a matrix of its own, not the embedding.")
     ] = False,
@@ -164,6 +171,7 @@ def fit_command(
         float | None, typer.Option(min=0, max=1, help="Dropout.", show_default="0.2, images 0.1, gpt 0")
     ] = None,
     length: LengthOption = 512,
+    test: TestOption = 0.0,
     size: Annotated[
         int | None, typer.Option(min=1, help="Height and width to which images are scaled; 48, built-in images 8.")
     ] = None,
@@ -201,7 +209,7 @@ def fit_command(
         if model is not Model.gpt:
             raise AttsvmError(f"--{name.replace('_', '-')} is for --model gpt: leave it out.")
     gpt = model is Model.gpt
-    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images, next_tokens=gpt)
+    loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images, next_tokens=gpt, test=test)
     kind = "text" if gpt else loaded.kind
     _refuse_unused(context, data, kind)
     own: dict[str, Any] = {"length": length} if kind == "text" else {"patch": patch}
@@ -289,13 +297,16 @@ def tokens_command(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
+    model: ModelOption = Model.classifier,
     length: LengthOption = 512,
+    test: TestOption = 0.0,
 ) -> None:
-    """Tokenize reviews once, into a compact file that transformer fit reads where no tokenizer is installed."""
+    """Tokenize texts once, into a compact file that transformer fit reads where no tokenizer is installed."""
     from attsvm.transformer import load_data, save_data
 
-    loaded = load_data(data, tokenizer=tokenizer, length=length)
-    _refuse_unused(context, data, loaded.kind)
+    gpt = model is Model.gpt
+    loaded = load_data(data, tokenizer=tokenizer, length=length, next_tokens=gpt, test=test)
+    _refuse_unused(context, data, "text" if gpt else loaded.kind)
     save_data(loaded, out)
     console().print(f"wrote {out}: {len(loaded.train)} train and {len(loaded.test)} test rows")
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.text._tokens import Tokens, ends, spread
-from attsvm.tokenizers import open_tokenizer, tokenizer_file
+from attsvm.tokenizers import encodings, open_tokenizer, tokenizer_file
 
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)(?:[\s/][^<>]*)?>")
 _TAG_OR_COMMENT = re.compile(rf"{_TAG.pattern}|<!--.*?-->", re.DOTALL)
@@ -193,7 +193,7 @@ class WordPieceTokenizer(WordTokenizer):
     def pieces(self, chunks: Sequence[str]) -> tuple[list[str], np.ndarray]:
         words, sizes = super().pieces(chunks)
         distinct = dict.fromkeys(words)
-        encoded = _word_pieces(str(self.file)).encode_batch(list(distinct), add_special_tokens=False)
+        encoded = encodings(_word_pieces(str(self.file)), list(distinct), special_tokens=False)
         pieces = [[piece for piece in code.tokens if any(map(str.isalnum, piece))] for code in encoded]
         pieces_of = dict(zip(distinct, pieces))
         before = ends(np.array([len(pieces_of[word]) for word in words], dtype=np.int64))

@@ -208,6 +208,8 @@ class Data:
                 raise AttsvmError(f"labels must be {allowed}, but the {name} split has {wrong}: drop these rows.")
             if isinstance(split, Texts):
                 self._check_tokens(name, split)
+        if isinstance(self.train, Texts) and not isinstance(self.train, Sequences) and self.classes < 2:
+            raise AttsvmError("these texts have no labels: train a language model (--model gpt).")
         first = int(self.train.labels[0])
         if not isinstance(self.train, Sequences) and (self.train.labels == first).all():
             raise AttsvmError(

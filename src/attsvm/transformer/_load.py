@@ -1,27 +1,27 @@
-"""Data from files: reviews as a table, aclImdb folder or tokens; CIFAR-10 as a table or folder; Hugging Face names."""
+"""Data from files: texts as a table, aclImdb folder, long text or tokens; images; Hugging Face names."""
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from attsvm.checks import as_count, as_index
+from attsvm.checks import as_count, as_real
 from attsvm.errors import AttsvmError
-from attsvm.files import one_line, read_arrays, write_arrays
+from attsvm.files import is_file, one_line, read_arrays, write_arrays
 from attsvm.schema import Array, Schema
-from attsvm.tables import label_column, read_table, text_column
-from attsvm.tokenizers import open_tokenizer, vocabulary_digest
+from attsvm.tables import FORMATS, read_table, rows_of, text_column
+from attsvm.tokenizers import encodings, open_tokenizer, vocabulary_digest
 from attsvm.transformer._data import Data, Images, Sequences, Texts, image_data
+from attsvm.transformer._images import MOST_CLASSES, cifar_folder, has_images, image_rows, whole_labels
 from attsvm.transformer._synthetic import synthetic_sentiment, tiny_images
 
 SPLITS = ("train", "test")
-MOST_CLASSES = 100_000
+LONG = ".txt"
+_T = TypeVar("_T")
 _SCHEMA = Schema(
     "attsvm-splits/1",
     "token numbers or pixels",
@@ -43,6 +43,7 @@ def load_data(
     size: int | None = None,
     images: bool = False,
     next_tokens: bool = False,
+    test: float = 0.0,
 ) -> Data:
     """Data by what `source` is.
 
@@ -50,6 +51,7 @@ def load_data(
     "synthetic", "tiny-images"      built in
     file.npz                        tokens or pixels as :func:`save_data` wrote them
     file.parquet (.csv, .jsonl)     columns text, label and split ("train", "test"); parquet may have image for text
+    file.txt                        one long text for a language model, read in windows of `length` tokens
     folder with train/pos, …        aclImdb as it is unpacked
     folder with data_batch_1, …     CIFAR-10, the Python version as it is unpacked
     any other name                  a Hugging Face data set with splits train and test (package datasets)
@@ -62,14 +64,26 @@ def load_data(
         size: height and width to which images are scaled; 48 if not given, and 8 for the built-in ones.
         images: a table or a Hugging Face name holds images. (A table with a column image is recognised.)
         next_tokens: texts for a language model, which predicts every next token: a table needs no labels.
+        test: share of the rows that are the test split, for files that name none. Every tenth row if it is 0.1; of a
+            .txt the last tenth.
     """
-    length = as_count("length", length)
-    found = _load(source, tokenizer, length, size, images, Sequences if next_tokens else Texts)
+    length, test = as_count("length", length), as_real("test", test, 0.0)
+    if test >= 1:
+        raise AttsvmError(f"test must be a share below 1, but got {test:g}.")
+    if test and Path(source).suffix.lower() not in (*FORMATS, LONG):
+        raise AttsvmError(f"test is for tables without a column split, but {source} has a test split: leave it out.")
+    found = _load(source, tokenizer, length, size, images, Sequences if next_tokens else Texts, test)
     return found.next_tokens() if next_tokens else found
 
 
 def _load(
-    source: str | Path, tokenizer: str | Path | None, length: int, size: int | None, images: bool, kind: type[Texts]
+    source: str | Path,
+    tokenizer: str | Path | None,
+    length: int,
+    size: int | None,
+    images: bool,
+    kind: type[Texts],
+    test: float,
 ) -> Data:
     name, path = str(source), Path(source)
     if name == "synthetic":
@@ -78,33 +92,86 @@ def _load(
         return tiny_images(size=8 if size is None else size)
     size = 48 if size is None else size
     if path.suffix == ".npz":
-        return _cut(_saved(path, size), length)
+        return _cut(_saved(path, size, kind), length)
+    if path.suffix.lower() == LONG:
+        return _long_text(path, tokenizer, length, kind, test)
     if path.is_dir() and (path / "train" / "pos").is_dir():
         texts = [_acl_split(path, split) for split in SPLITS]
         return _tokenized(texts, tokenizer, length, kind)
     if path.is_dir():
-        return _cifar_folder(path, size)
-    if images or _has_images(path):
-        found = [_image_split(source, split) for split in SPLITS]
-        return image_data(found[0], found[1], 1 + int(max(labels.max(initial=0) for _, labels in found)), size)
+        return cifar_folder(path, size)
+    if images or has_images(path):
+        found = [image_rows(table, source, part) for table, part in _parts(source, "image", test)]
+        splits = [(np.stack(pixels), labels) for pixels, labels in _both(found, test)]
+        return image_data(splits[0], splits[1], 1 + int(max(labels.max(initial=0) for _, labels in splits)), size)
     texts = []
-    for split in SPLITS:
-        table, part = read_table(source, text="text", split=split), f", split {split}"
-        if kind is Sequences:
-            labels = np.zeros(len(table), np.int64)
-        else:
-            labels = _whole(label_column(table, "label", source, part), "0 or 1", source)
+    for table, part in _parts(source, "text", test):
+        labels = np.zeros(len(table), np.int64) if kind is Sequences else whole_labels(table, source, part)
         texts.append((text_column(table, "text", f"{source}{part}"), labels))
-    return _tokenized(texts, tokenizer, length, kind)
+    return _tokenized(_both(texts, test), tokenizer, length, kind)
+
+
+def _parts(source: str | Path, column: str, test: float) -> list[tuple[Any, str]]:
+    """The tables of both splits, and how errors name them; or one table, of which `test` is the test split."""
+    if Path(source).suffix.lower() not in FORMATS:
+        return [(read_table(source, text=column, split=split), f", split {split}") for split in SPLITS]
+    table = read_table(source, text=column)
+    if "split" not in table.column_names:
+        _needed(test, f"{source} has no column 'split'", "rows")
+        return [(table, "")]
+    if test:
+        raise AttsvmError(f"test is for tables without a column split, but {source} has one: leave it out.")
+    return [(rows_of(table, split, source), f", split {split}") for split in SPLITS]
+
+
+def _needed(test: float, why: str, what: str) -> None:
+    if not test:
+        raise AttsvmError(f"{why}: say which share of the {what} is the test split, such as test=0.1 (--test 0.1).")
+
+
+def _both(found: list[tuple[list[_T], np.ndarray]], test: float) -> list[tuple[list[_T], np.ndarray]]:
+    """Both splits; of a single table the rows that are held out are evenly spaced."""
+    if len(found) == len(SPLITS):
+        return found
+    ((rows, labels),) = found
+    held = _held_out(len(rows), test)
+    return [([row for row, own in zip(rows, held == kept) if own], labels[held == kept]) for kept in (False, True)]
+
+
+def _held_out(n: int, test: float) -> np.ndarray:
+    """Which of n rows, evenly spaced, are the test split."""
+    held = np.diff(np.floor(np.arange(n + 1) * test)) > 0
+    if not held.any():
+        raise AttsvmError(f"test = {test:g} of {n} row{'s' * (n != 1)} is none: take a larger share, or more rows.")
+    return held
 
 
 def encode(texts: Sequence[str], tokenizer: str | Path, length: int) -> list[list[int]]:
     """Token numbers with the tokenizer's special tokens, [CLS] first; at most `length` of them."""
     found = open_tokenizer(tokenizer)
     found.enable_truncation(length)
-    chunks = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
     # Cut again: a maximum below the number of special tokens is ignored by the package.
-    return [code.ids[:length] for chunk in chunks for code in found.encode_batch(list(chunk))]
+    return [code.ids[:length] for code in encodings(found, texts)]
+
+
+def _long_text(path: Path, tokenizer: str | Path | None, length: int, kind: type[Texts], test: float) -> Data:
+    """Windows of a text, without special tokens; the last token of one is the first of the next."""
+    if kind is not Sequences:
+        raise AttsvmError(f"{path} has no labels: a .txt is for a language model (--model gpt).")
+    if not is_file(path):
+        raise AttsvmError(f"{path} is not a file.")
+    _needed(test, f"{path} has no test split", "text")
+    step, opened = as_count("length", length, least=2) - 1, open_tokenizer(_named(tokenizer))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    except (OSError, UnicodeError) as error:
+        raise AttsvmError(f"{path} cannot be read as UTF-8: {one_line(error)}") from error
+    codes = encodings(opened, lines, special_tokens=False)
+    ids = np.fromiter((token for code in codes for token in code.ids), np.int32)
+    windows = [ids[start : start + length] for start in range(0, len(ids) - 1, step)]
+    cut = len(windows) - int(_held_out(len(windows), test).sum())
+    parts = (windows[:cut], windows[cut:])
+    return _of_tokens([_ragged(part, np.zeros(len(part), np.int64), kind) for part in parts], 1, opened)
 
 
 def save_data(data: Data, path: str | Path) -> None:
@@ -125,7 +192,7 @@ def save_data(data: Data, path: str | Path) -> None:
     write_arrays(path, arrays, facts)
 
 
-def _saved(path: Path, size: int) -> Data:
+def _saved(path: Path, size: int, kind: type[Texts]) -> Data:
     arrays, facts = read_arrays(path, _SCHEMA)
     kinds = [{name.partition("_")[2] for name in arrays if name.startswith(split)} for split in SPLITS]
     if kinds[0] != kinds[1] or kinds[0] not in ({"labels", "pixels"}, {"labels", "tokens", "lengths"}):
@@ -142,7 +209,7 @@ def _saved(path: Path, size: int) -> Data:
         offsets = np.concatenate([[0], np.cumsum(arrays[f"{name}_lengths"], dtype=np.int64)])
         if offsets[-1] != len(arrays[f"{name}_tokens"]):
             raise AttsvmError(f"{path}: {name}_lengths must add up to the number of {name}_tokens, but do not.")
-        splits.append(Texts.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
+        splits.append(kind.ragged(arrays[f"{name}_tokens"], offsets, labels[name]))
     return Data(splits[0], splits[1], classes, int(arrays["vocabulary"][0]), facts.get("tokenizer", ""))
 
 
@@ -155,25 +222,27 @@ def _cut(data: Data, length: int) -> Data:
 def _tokenized(
     texts: list[tuple[list[str], np.ndarray]], tokenizer: str | Path | None, length: int, kind: type[Texts]
 ) -> Data:
+    place = _named(tokenizer)
+    splits = [_ragged(encode(part, place, length), labels, kind) for part, labels in texts]
+    classes = 1 if kind is Sequences else 1 + max(1, *(int(labels.max(initial=0)) for _, labels in texts))
+    return _of_tokens(splits, classes, open_tokenizer(place))
+
+
+def _named(tokenizer: str | Path | None) -> str | Path:
     if tokenizer is None:
         raise AttsvmError("texts need a tokenizer: name a tokenizer.json, such as that of bert-base-uncased.")
-    splits = []
-    for part, labels in texts:
-        ids = encode(part, tokenizer, length)
-        flat = np.array([token for sequence in ids for token in sequence], np.int32)
-        splits.append(kind.ragged(flat, np.cumsum([0, *map(len, ids)]), labels))
-    opened = open_tokenizer(tokenizer)
+    return tokenizer
+
+
+def _ragged(ids: Sequence[Sequence[int] | np.ndarray], labels: np.ndarray, kind: type[Texts]) -> Texts:
+    flat = np.array([token for sequence in ids for token in sequence], np.int32)
+    return kind.ragged(flat, np.cumsum([0, *map(len, ids)]), labels)
+
+
+def _of_tokens(splits: Sequence[Texts], classes: int, tokenizer: Any) -> Data:
     # Not the number of tokens: the numbers of some tokenizers have gaps.
-    vocabulary = 1 + max(opened.get_vocab().values(), default=0)
-    return Data(splits[0], splits[1], 2, vocabulary, vocabulary_digest(opened))
-
-
-def _whole(labels: np.ndarray, allowed: str, source: object) -> np.ndarray:
-    if labels.dtype.kind not in "iub":
-        raise AttsvmError(
-            f"{source}: labels must be {allowed}, but the column holds texts, such as {str(labels[0])!r}."
-        )
-    return labels.astype(np.int64)
+    vocabulary = 1 + max(tokenizer.get_vocab().values(), default=0)
+    return Data(splits[0], splits[1], classes, vocabulary, vocabulary_digest(tokenizer))
 
 
 def _acl_split(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
@@ -186,81 +255,3 @@ def _acl_split(folder: Path, split: str) -> tuple[list[str], np.ndarray]:
     if not texts:
         raise AttsvmError(f"the {split} split must have rows, but {folder / split} has no pos/*.txt or neg/*.txt.")
     return texts, np.array(labels)
-
-
-def _cifar_folder(folder: Path, size: int) -> Data:
-    files = {"train": sorted(folder.glob("data_batch_*")), "test": sorted(folder.glob("test_batch*"))}
-    if not files["train"] or not files["test"]:
-        raise AttsvmError(f"{folder} must be aclImdb (train/pos, …) or CIFAR-10 (data_batch_1, … test_batch).")
-    splits = []
-    for split in SPLITS:
-        parts = [_unpickled(file) for file in files[split]]
-        try:
-            pixels = [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
-            labels = [as_index("labels", part[b"labels"]).numpy() for part in parts]
-        except (KeyError, TypeError, ValueError) as error:
-            raise AttsvmError(f"{folder} must hold CIFAR-10's files, but their data and labels differ.") from error
-        for file, images, own in zip(files[split], pixels, labels):
-            if own.shape != (len(images),):
-                raise AttsvmError(f"{file} must have a label for every image, but it has {len(images)} and {own.size}.")
-        splits.append((np.concatenate(pixels), np.concatenate(labels)))
-    return image_data(splits[0], splits[1], classes=10, size=size)
-
-
-def _unpickled(file: Path) -> Any:
-    with file.open("rb") as opened:
-        try:
-            return _Arrays(opened, encoding="bytes").load()
-        except AttsvmError:
-            raise
-        except Exception as error:  # damaged opcodes make the reader raise almost anything
-            raise AttsvmError(f"{file} is not a readable file of CIFAR-10: {one_line(error)}") from error
-
-
-class _Arrays(pickle.Unpickler):
-    """CIFAR-10 comes pickled: lists, dicts and numpy arrays are read, anything else in the file is refused."""
-
-    _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype"})
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if module_name.split(".")[0] == "numpy" and global_name in self._ALLOWED:
-            return super().find_class(module_name.replace("numpy.core", "numpy._core"), global_name)
-        raise AttsvmError(f"CIFAR-10's files hold only arrays, but this one asks for {module_name}.{global_name}.")
-
-
-def _has_images(path: Path) -> bool:
-    if path.suffix != ".parquet" or not path.is_file():
-        return False
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise AttsvmError("tables need pyarrow: pip install 'attsvm[transformer]'.") from error
-    try:
-        return "image" in parquet.read_schema(path).names
-    except (OSError, ArrowException) as error:
-        raise AttsvmError(f"{path} is not a readable parquet file: {' '.join(str(error).split())}.") from error
-
-
-def _image_split(source: str | Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise AttsvmError("images need the pillow package: pip install 'attsvm[transformer]'.") from error
-    table = read_table(source, text="image", split=split)
-    name = next((name for name in ("image", "img") if name in table.column_names), None)
-    if name is None:
-        raise AttsvmError(f"{source} has no column 'image'; it has {', '.join(map(repr, table.column_names))}.")
-    pixels = []
-    for row, value in enumerate(table[name].to_pylist(), 1):
-        encoded: Any = value.get("bytes") if isinstance(value, dict) else value  # Hugging Face has bytes and path
-        try:
-            pixels.append(np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB")).transpose(2, 0, 1))
-        except (TypeError, UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-            raise AttsvmError(f"{source}: row {row} of split {split} is not a readable image.") from error
-    if len({image.shape for image in pixels}) > 1:
-        raise AttsvmError(f"{source}: images must all have one size, but those of split {split} differ.")
-    labels = label_column(table, "label", source, f", split {split}")
-    labels = _whole(labels, f"whole numbers from 0 to {MOST_CLASSES - 1}", source)
-    if labels.max() >= MOST_CLASSES:
-        raise AttsvmError(f"labels must be whole numbers from 0 to {MOST_CLASSES - 1}, but got {labels.max()}.")
-    return np.stack(pixels), labels

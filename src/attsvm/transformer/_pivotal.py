@@ -14,7 +14,7 @@ from torch import Tensor
 from attsvm.errors import AttsvmError
 from attsvm.files import read_arrays, write_arrays
 from attsvm.schema import Array, Schema
-from attsvm.tokenizers import open_tokenizer, vocabulary_digest
+from attsvm.tokenizers import encodings, open_tokenizer, vocabulary_digest
 
 _SCHEMA = Schema(
     "attsvm-probes/1",
@@ -78,7 +78,7 @@ class Probes:
 def encode_probes(tokenizer: str | Path) -> Probes:
     """The pivotal reviews in the tokens of a tokenizer."""
     opened = open_tokenizer(tokenizer)
-    codes = opened.encode_batch([review.text for review in pivotal_reviews()])
+    codes = list(encodings(opened, [review.text for review in pivotal_reviews()]))
     longest = max(len(code.ids) for code in codes)
     tokens, pivotal = np.zeros((len(codes), longest), np.int64), np.zeros((len(codes), longest), bool)
     spans = np.zeros((len(codes), longest, 2), np.int64)
