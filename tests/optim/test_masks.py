@@ -230,6 +230,36 @@ def test_weights_edited_through_data_stay_edited(name, p, dtype, size, device, f
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("name", ["descent", "adam"])
+@pytest.mark.parametrize("p", [1.3, 1.5])  # with signatures in the fused step, and without
+@pytest.mark.parametrize("size", [10, 9000])  # gathered or alone
+@forms
+def test_weights_that_exchange_their_memory_keep_their_values(name, p, size, device, form):
+    # as copies of the values do, which the version counter sees
+    start = [0.1 * g.to(device) for g in gradients(3, size, seed=7)]
+    results = []
+    for data in (False, True):
+        a, b = (nn.Parameter(w.clone()) for w in start[:2])
+        optimizer = MAKERS[name]([a, b], p=p, **form)
+        for step, grad in enumerate(gradients(8, size, seed=8)):
+            a.grad, b.grad = grad.to(device), -grad.to(device)
+            values = [w.data if data else w.detach().clone() for w in (a, b)]
+            if step == 2:
+                values.reverse()
+            elif step == 4:  # an average is tried out, and trained for two steps
+                aside, values[0] = values[0], start[2].clone()
+            elif step == 6:
+                values[0] = aside
+            for w, value in zip((a, b), values):
+                if data:
+                    w.data = value
+                else:
+                    w.detach().copy_(value)
+            optimizer.step()
+        results.append(torch.cat([a.detach(), b.detach()]))
+    assert torch.equal(*results)
+
+
 @pytest.mark.filterwarnings("ignore:after")
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize(("device", "form", "p", "dtype"), [case for case in PRECISIONS if case[2] != 2])

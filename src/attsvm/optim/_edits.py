@@ -17,17 +17,18 @@ Row = Sequence[Tensor]
 class Watch:
     """Signatures of weights as a step left them, for steps that do not read the weights.
 
-    They are taken chunk by chunk, while the weights are in the cache.
+    They are taken chunk by chunk, while the weights are in the cache, and kept by the address of the mirror variable:
+    `weight.data = …` gives a weight memory that another one had, or that it had before.
     """
 
     def __init__(self) -> None:
         self._left: dict[tuple[int, int, int], Tensor] = {}
 
-    def sums(self, weight: Tensor) -> Tensor:
+    def sums(self, theta: Tensor) -> Tensor:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
-        key = (weight.data_ptr(), weight.numel(), 0)
+        key = (theta.data_ptr(), theta.numel(), 0)
         if key not in self._left:
-            blocks = weight.numel() // BLOCK + 1
+            blocks = theta.numel() // BLOCK + 1
             self._left[key] = torch.full((blocks, LANES), -1, dtype=torch.int32, device="cpu")
         return self._left[key]
 
@@ -66,4 +67,4 @@ def signature(weight: Tensor) -> Tensor:
 
 
 def _key(parts: Sequence[Row]) -> tuple[int, int, int]:
-    return parts[0][0].data_ptr(), parts[0][0].numel(), len(parts)
+    return parts[0][1].data_ptr(), parts[0][1].numel(), len(parts)

@@ -137,7 +137,7 @@ def fused_step(
         watch = watch or Watch()
         # Where powers are products or roots the kernel compares every weight, and needs no signatures.
         signed = _how(step.a) in (0, -2)
-        columns = [*columns, rests, [watch.sums(weight) if signed else weight for weight in columns[0]]]
+        columns = [*columns, rests, [watch.sums(theta) if signed else theta for theta in columns[2]]]
     for rows, scalars, compiled in launches(*columns, step=step):
         getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
 
