@@ -77,6 +77,6 @@ def test_fused_and_foreach_are_not_asked_for_together():
 
 
 def test_a_module_is_no_list_of_parameters():
-    for model in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))):
+    for model in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), None, 5):
         with pytest.raises(AttsvmError, match=r"pass model.parameters\(\) or attsvm.optim.param_groups\(model\)"):
             MirrorAdam(model)

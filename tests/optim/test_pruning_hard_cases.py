@@ -210,6 +210,19 @@ def test_of_weights_that_are_all_0_a_tenth_is_0() -> None:
     assert not weight.any()
 
 
+def test_weights_that_grow_back_without_a_gradient_wait_at_0() -> None:
+    weight = nn.Parameter(torch.arange(1.0, 37.0).view(6, 6))
+    optimizer = MirrorAdam([weight], lr=0.0, p=1.5)
+    pruning = GradualPruning(optimizer, 0.5, 10, params=[weight], initial=0.5, start=0.0, every=1, regrow=0.3)
+    before = pruning.masks()[weight].clone()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    pruning.step()
+    grown = pruning.masks()[weight] & ~before
+    assert grown.any()
+    assert not weight[grown].any()
+
+
 @pytest.mark.parametrize("other", [None, torch.ones(8, 8)])
 def test_a_head_of_which_one_part_is_masked_stays_by_what_is_left(other) -> None:
     matrices = {name: nn.Parameter(torch.ones(8, 8)) for name in ("q_proj.weight", "k_proj.weight")}

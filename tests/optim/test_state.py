@@ -19,6 +19,8 @@ by_name = pytest.mark.parametrize("name", MAKERS)
     [
         ({"p": 2}, torch.float32, 8),
         ({"p": 1.5}, torch.float32, 12),
+        ({"p": 1.34}, torch.float32, 12),
+        ({"p": 4 / 3}, torch.float32, 16),
         ({"p": 1.1}, torch.float32, 16),
         ({"p": 1.1}, torch.bfloat16, 12),
         ({"p": 1.1, "keep_mirror": False}, torch.float32, 8),

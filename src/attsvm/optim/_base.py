@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, overload
 
@@ -69,7 +69,7 @@ class MirrorOptimizer(Optimizer, ABC):
     _source: Source
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        if isinstance(params, nn.Module):
+        if isinstance(params, nn.Module) or not isinstance(params, Iterable):
             raise AttsvmError(
                 f"params must be parameters or groups of them, but got a {type(params).__name__}: "
                 "pass model.parameters() or attsvm.optim.param_groups(model)."
