@@ -69,12 +69,12 @@ class MirrorOptimizer(Optimizer, ABC):
     _source: Source
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._check_options(defaults)  # before the parameters, as torch's optimizers do
         if isinstance(params, nn.Module) or not isinstance(params, Iterable):
             raise AttsvmError(
                 f"params must be parameters or groups of them, but got a {type(params).__name__}: "
                 "pass model.parameters() or attsvm.optim.param_groups(model)."
             )
-        self._check_options(defaults)  # before the parameters, as torch's optimizers do
         self._versions, self._watch, self._calls = {}, Watch(), 0
         super().__init__(params, defaults)
 
