@@ -518,6 +518,7 @@ def test_parameters_that_start_at_zero_are_warned_of_where_they_would_stay(kind,
     kind([{"params": list(model.parameters()), "name": "all"}], lr=1e-3, p=1.1)
     made.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "p": 2})
     made.add_param_group({"params": [nn.Parameter(torch.ones(16, 16).triu(8))], "p": 1.1})  # 0 in a corner alone
+    made.add_param_group({"params": [nn.Parameter(torch.zeros(0, 3))], "p": 1.1})
     assert not recwarn.list
     with pytest.warns(UserWarning, match="1 of 1 parameters start at 0"):
         made.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "p": 1.1})

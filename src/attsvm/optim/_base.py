@@ -1,5 +1,6 @@
 """What MirrorDescent and MirrorAdam share: the step, and the mirror variable as state."""
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +29,6 @@ from attsvm.optim._shards import gradient, local
 
 Tensors = list[Tensor]
 Masks = Sequence[Tensor | None]
-# Options that states saved by earlier versions may lack.
-_LATER = {"maximize": False, "foreach": None, "fused": None, "capturable": False, "l1": 0.0, "l1_of": "mirror"}
-_LATER |= {"keep_mirror": True}
 FIRST_LOOK = 16  # the first step after which weights are looked at for inf and nan
 LEAST_UNDERFLOWING_P = 3  # up to here |w|^(p−1) is above 0 in float32 for |w| > 1e-22
 
@@ -127,8 +125,10 @@ class MirrorOptimizer(Optimizer, ABC):
         super().__setstate__(state)
         self._versions, self._watch, self._calls = {}, Watch(), 0
         for group in self.param_groups:
-            for name, value in _LATER.items():
-                group.setdefault(name, value)
+            group.setdefault("l1_of", "mirror")  # what states without this option mean
+            for option in inspect.signature(type(self)).parameters.values():
+                if option.default is not option.empty:
+                    group.setdefault(option.name, option.default)
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -162,11 +162,6 @@ class MirrorAdam(MirrorOptimizer):
         check_at_least_zero("eps", group["eps"])
         check_moments_of(group["moments_of"], group["p"])
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("moments_of", "weight")  # states saved by earlier versions may lack it
-
     def _adopt(self, group: dict[str, Any], origin: Mapping[str, Any]) -> None:
         # Moments of AdamW, and of earlier versions, are the weight's.
         if not _chained(group) or ("moments_of" in origin and not is_foreign(origin)):

@@ -166,12 +166,6 @@ class MirrorDescent(MirrorOptimizer):
             raise AttsvmError("nesterov needs a momentum above 0.")
         check_normalize(group["normalize"])
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("nesterov", False)
-            group.setdefault("normalize", None)
-
     def _init_state(self, group: dict[str, Any], param: Tensor) -> Sequence[Tensor]:
         if group["momentum"] == 0:
             return ()

@@ -254,12 +254,11 @@ class GradualPruning:
     @torch.no_grad()
     def _set(self, param: Tensor, mask: Tensor) -> None:
         """`mask` is of the local part of the parameter."""
+        whole = _as_mask(param, None)
+        local(whole).copy_(mask)
         if self._mirror is None:
-            self._masks[param] = self._masks[param] if param in self._masks else _as_mask(param, None)
-            local(self._masks[param]).copy_(mask)
+            self._masks[param] = whole
         else:
-            whole = _as_mask(param, None)
-            local(whole).copy_(mask)
             self._mirror.set_mask(param, whole)
 
     @torch.no_grad()
