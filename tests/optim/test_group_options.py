@@ -6,7 +6,7 @@ from small_task import make_all
 from torch import nn
 
 from attsvm.errors import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, param_groups
+from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, param_groups, starting_lr
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,14 @@ def test_fused_and_foreach_are_not_asked_for_together():
     for make in (MirrorAdam, MirrorDescent, MirrorMuon):
         with pytest.raises(AttsvmError, match="fused and foreach cannot both be True"):
             make(param_groups(nn.Linear(2, 2), fused=True, foreach=True))
+
+
+@make_all
+def test_parameters_without_a_shape_are_refused(make):
+    with pytest.raises(AttsvmError, match="a parameter has no shape yet: run a batch"):
+        make(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)).parameters())
+    with pytest.raises(AttsvmError, match="one of the weights has no shape yet"):
+        starting_lr(1e-3, 1.1, nn.LazyLinear(2))
 
 
 def test_a_module_is_no_list_of_parameters():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
-from attsvm.optim._checks import check_has_values, check_lr, check_p
+from attsvm.optim._checks import check_has_shape, check_has_values, check_lr, check_p
 from attsvm.optim._shards import whole
 
 __all__ = ["starting_lr"]
@@ -81,6 +81,7 @@ def _tensors(weights: Any) -> Iterator[Tensor]:
                 "pass e.g. model.parameters()."
             )
         weight = torch.as_tensor(weight)
+        check_has_shape("one of the weights", weight)
         check_has_values("one of the weights", weight)
         yield weight
 

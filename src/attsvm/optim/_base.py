@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, StateDict
 from attsvm.errors import AttsvmError, describe
 from attsvm.optim._checks import (
     check_at_least_zero,
+    check_has_shape,
     check_l1,
     check_lr,
     check_names,
@@ -81,6 +82,8 @@ class MirrorOptimizer(Optimizer, ABC):
         try:
             self._check_options(self.param_groups[-1])
             params = self.param_groups[-1]["params"]
+            for param in params:
+                check_has_shape("a parameter", param)
             if any(param.is_complex() for param in params):
                 raise AttsvmError("mirror optimizers take real parameters, but one is complex: use torch.view_as_real.")
             _check_kept(self.param_groups[-1], params)
