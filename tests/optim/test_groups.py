@@ -109,6 +109,7 @@ def nested(path: str, layer: nn.Module | None = None) -> nn.Module:
         "self_attn.linear_pos",  # Conformers
         "self_attn.relative_k_proj",
         "attn.q.ln.linear",  # LeViT in timm
+        "transformer_blocks.0.attn.add_q_proj",  # Flux, Stable Diffusion 3
         "stages.0.attn.qkv.c",
         "transformer.h.attn.attn.base_layer",  # under LoRA
     ],

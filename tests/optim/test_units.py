@@ -67,6 +67,7 @@ def test_pruning_ends_with_the_training_and_one_newton_schulz_step_is_a_step() -
         ("attn.in_proj_weight", (24, 8), 3, False),
         ("attn.q_proj.base_layer.weight", (8, 8), 1, False),
         ("attn.q_proj_weight", (8, 24), 1, False),
+        ("attn.add_k_proj.weight", (8, 8), 1, False),
     ],
 )
 def test_where_heads_lie(name, shape, parts, across) -> None:

@@ -25,7 +25,7 @@ OPTIONS = {name for made in TAKERS for name in inspect.signature(made).parameter
 
 # The last part of a module's name, or the name of a bare parameter without "_weight", in lower case.
 _ONE_OF_THREE = (
-    r"(?:(?:w|to|c|lin|linear|pos|pos_att|project|projection|layout|[ew]2[ew])_?)?"
+    r"(?:(?:w|to|c|lin|linear|add|pos|pos_att|project|projection|layout|[ew]2[ew])_?)?"
     r"(?:q|k|v|r|query|key|value|queries|keys|values)"
     r"(?:_?(?:proj|projection|lin|linear|attn|global))?"
 )

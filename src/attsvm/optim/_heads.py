@@ -8,7 +8,8 @@ from torch import Tensor
 __all__ = ["Heads", "heads_of", "layer_of"]
 
 _SUFFIX = r"(?:_?(?:proj|projection|lin|linear|attn|global))?"
-_ONE = re.compile(rf"(?:(?:w|to|c|lin|linear|pos|pos_att)_?)?(?:q|k|v|query|key|value|queries|keys|values){_SUFFIX}")
+_PREFIX = r"(?:(?:w|to|c|lin|linear|add|pos|pos_att)_?)?"
+_ONE = re.compile(rf"{_PREFIX}(?:q|k|v|query|key|value|queries|keys|values){_SUFFIX}")
 # Queries, keys and values one after another. In query_key_value, or a module in_proj, they may alternate head by head.
 _PACKED = re.compile(rf"(?:(?:w|to|c|lin|linear)_?)?(qk|kv|qkv){_SUFFIX}|c_attn|in_proj_weight")
 
