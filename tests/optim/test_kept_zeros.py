@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from small_task import fit_pruned, loss_of, network, same
-from torch import nn
+from torch import Tensor, nn
 
 from attsvm.errors import AttsvmError
 from attsvm.optim import GradualPruning, MirrorAdam, MirrorDescent, MirrorMuon, param_groups
@@ -164,3 +164,45 @@ def test_options_that_mean_nothing_to_adamw_are_not_taken_from_its_state() -> No
     ours = MirrorAdam(param_groups(model, 1.5))
     ours.load_state_dict(adamw.state_dict())
     assert [group["p"] for group in ours.param_groups] == [1.5, 2.0]
+
+
+def test_lbfgs_ends_at_the_least_squares_of_what_is_left() -> None:
+    """A history from before a change of the masks would lead it astray."""
+    generator = torch.Generator().manual_seed(0)
+    X, y = (torch.randn(30, k, generator=generator, dtype=torch.float64) for k in (8, 1))
+    weight = nn.Parameter(torch.randn(1, 8, generator=generator, dtype=torch.float64))
+    optimizer = torch.optim.LBFGS([weight], line_search_fn="strong_wolfe", tolerance_change=0.0)
+    pruning = GradualPruning(optimizer, 0.5, 20, every=1, params=[weight])
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = (X @ weight.T - y).square().mean()
+        value.backward()
+        return value
+
+    for _ in range(20):
+        optimizer.step(loss)
+        pruning.step()
+    kept = pruning.masks()[weight][0]
+    assert kept.sum() == 4
+    assert not weight[0, ~kept].any()
+    torch.testing.assert_close(weight[0, kept], torch.linalg.lstsq(X[:, kept], y).solution[:, 0])
+
+
+def test_codes_of_quantised_moments_are_left_to_the_optimizer() -> None:
+    class Quantised(torch.optim.SGD):
+        """Its state of a weight's shape is codes, of which 0 means the least value."""
+
+        def step(self, closure=None) -> None:
+            super().step(closure)
+            for weight in self.param_groups[0]["params"]:
+                self.state[weight]["codes"] = torch.full(weight.shape, 127, dtype=torch.uint8)
+
+    weight = nn.Parameter(torch.arange(1.0, 17.0).view(4, 4))
+    optimizer = Quantised([weight], lr=0.1)
+    pruning = GradualPruning(optimizer, 0.5, 4, start=0.0, end=0.0, params=[weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    pruning.step()
+    assert (weight == 0).sum() == 8
+    assert (optimizer.state[weight]["codes"] == 127).all()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
@@ -248,7 +248,9 @@ class GradualPruning:
     def _apply(self) -> None:
         for param, mask in self._masks.items():
             states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
-            tensors = [param.detach(), *(v for v in states if v.shape == param.shape)]
+            # Of quantised moments the code 0 need not mean 0; they fade by themselves.
+            states = [v for v in states if v.shape == param.shape and v.is_floating_point()]
+            tensors = [param.detach(), *states]
             zero_pruned([local(mask)], *([local(t)] for t in tensors))
 
     @torch.no_grad()
@@ -279,6 +281,8 @@ class GradualPruning:
                     self._set(param, mask if before is None else mask & local(before))
         if self._mirror is None:
             self._apply()
+        if isinstance(self.optimizer, LBFGS):  # its history is of the weights as they were
+            self.optimizer.state.clear()
 
     @torch.no_grad()
     def _exchange(self, share: float) -> None:
