@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks" / "sparse"))
 import tables  # noqa: E402
 
-from attsvm.experiments.catalog.sparse_gpt import DECAYED  # noqa: E402
+from attsvm.experiments.catalog import sparse_characters, sparse_gpt  # noqa: E402
 from attsvm.experiments.sparse.rows import kept_rows, method_of  # noqa: E402
 from attsvm.experiments.transformers import interval  # noqa: E402
 
@@ -89,10 +90,17 @@ def test_every_number_of_a_document_is_one_of_the_tables(part: str, results: str
     assert losses <= set(LOSS.findall(results))
 
 
-def test_fresh_seeds_have_the_weight_decay_that_is_best_on_seed_0() -> None:
-    rows = [row for row in kept_rows(str(tables.FOLDER)) if row["corpus"] == "imdb" and row["epochs"] == 4]
+@pytest.mark.parametrize(
+    ("corpus", "epochs", "methods"),
+    [("imdb", 4, sparse_gpt.DECAYED), ("wikitext-characters", 1, sparse_characters.DECAYED)],
+    ids=["imdb", "characters"],
+)
+def test_fresh_seeds_have_the_weight_decay_that_is_best_on_seed_0(
+    corpus: str, epochs: int, methods: Iterable[str]
+) -> None:
+    rows = [row for row in kept_rows(str(tables.FOLDER)) if row["corpus"] == corpus and row["epochs"] == epochs]
     rows = tables.matching(rows, {"tied": False, "init": "torch", "width": 0, "clip": 1.0})
-    for method in DECAYED:
+    for method in methods:
         (rate, beta2, decay), *others = {tables.settings_of(r) for r in rows if method_of(r) == method and r["seed"]}
         assert not others
         name = re.sub(", (scope|weight_decay) = [^,]*", "", method)

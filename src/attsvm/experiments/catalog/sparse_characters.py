@@ -43,10 +43,11 @@ TAUGHT |= {f"{MIRROR_MUON}, distil = 0.8, head_lr = 0.01, teacher_lr = 0.01": MI
 DECAYED = {
     "AdamW, weight_decay = 1": "AdamW",
     "Muon, weight_decay = 1": "Muon",
-    f"{P11}, weight_decay = 0.3": P11,
+    f"{P11}, weight_decay = 0.1": P11,
+    f"{POWERPROP}, weight_decay = 0.1": POWERPROP,
     f"{MIRROR_MUON}, weight_decay = 0.3": MIRROR_MUON,
 }
-"""Each with the weight decay and rate that are best for it on seed 0."""
+"""Each with the weight decay and rate that are best for it on WikiText-2, on seed 0 and at 90% zeros."""
 NOTES = dict.fromkeys(RELATIVE, "relative") | dict.fromkeys(TAUGHT, "front") | dict.fromkeys(DECAYED, "decay")
 OURS = (P11, P15, POWERPROP, MIRROR_MUON)
 SHARES = (0.0, 0.9, 0.95, 0.98)
@@ -66,6 +67,7 @@ def figure(rows: Rows) -> Figure:
         (LINEAR, "the same pruning for all", same),
         (UNTUNED, "rates as they were", same),
         (LINEAR, "weight decay tuned", {"AdamW": "AdamW, not tuned", **DECAYED}),
+        (UNTUNED, "that weight decay", {"AdamW": "AdamW, not tuned", **DECAYED}),
         (LINEAR, "with a teacher", {"AdamW": "AdamW, not taught", **TAUGHT}),
         (GPT2, "the same pruning for all", same),
         (GPT2, "a threshold for each matrix", {"AdamW": "AdamW, one threshold", **RELATIVE}),
@@ -92,7 +94,8 @@ def checks(rows: Rows) -> list[Check]:
     made = [check for where in rows.values("setting") for check in leads(rows, where, here, bar, setting=where)]
     first, *others = DECAYED
     if first in rows.values("method"):
-        made += leads(rows, LINEAR, others, bar, first, setting=LINEAR)
+        for where in (LINEAR, UNTUNED):
+            made += leads(rows, where, others, bar, first, setting=where)
     return [*made, exact_zeros(rows)]
 
 
@@ -109,5 +112,6 @@ EXPERIMENT = from_rows(
     checks=checks,
     remark=f"The runs are kept as rows. With --data {AGAIN}=FOLDER they are trained again, each in half a minute of a "
     "core. Rates were tuned on another seed, at 0 and at 90% zeros, on WikiText-2 alone. With GPT-2's start p = 1.1 is "
-    "not ahead. At 98% nobody is, except for powerprop on WikiText-2 with nn.Linear's start.",
+    "not ahead. At 98% nobody is, except for powerprop on WikiText-2 with nn.Linear's start. With weight decay tuned "
+    "MirrorMuon alone is ahead of AdamW on both texts, at 95%.",
 )
