@@ -260,6 +260,28 @@ def test_weights_that_exchange_their_memory_keep_their_values(name, p, size, dev
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("name", ["descent", "adam", "muon"])
+@pytest.mark.parametrize("idle", [0, 2])
+@forms
+def test_a_step_that_left_one_out_can_be_taken_back(name, idle, device, form):
+    """Weights are then as a step before left them, but mirror variables are not."""
+    results = []
+    for data in (False, True):
+        params = [nn.Parameter(0.1 + g.abs().view(20, 30).to(device)) for g in gradients(3, 600, seed=3)]
+        optimizer = MAKERS[name](params, p=1.3, **form)
+        for step, grad in enumerate(gradients(4, 600, seed=4)):
+            if step == 2:
+                saved = [w.detach().clone() for w in params]
+            elif step == 3:
+                for w, value in zip(params, saved):
+                    (w.data if data else w.detach()).copy_(value)
+            for k, w in enumerate(params):
+                w.grad = None if step == 2 and k == idle else grad.view(20, 30).to(device)
+            optimizer.step()
+        results.append(torch.cat([w.detach() for w in params]))
+    assert torch.equal(*results)
+
+
 @pytest.mark.filterwarnings("ignore:after")
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize(("device", "form", "p", "dtype"), [case for case in PRECISIONS if case[2] != 2])

@@ -48,6 +48,21 @@ def test_changes_are_fifty_steps_apart_or_a_tenth_of_the_way() -> None:
         assert GradualPruning(SGD([param], lr=0.1), 0.5, steps, params=[param]).every == every
 
 
+@pytest.mark.parametrize("regrow", [0.0, 0.3])
+def test_the_last_change_is_at_the_end_whatever_steps_are_between_changes(regrow) -> None:
+    param = nn.Parameter(torch.randn(10, 10))
+    optimizer = SGD([param], lr=0.01)
+    pruning = GradualPruning(optimizer, 0.83, 20, start=0.1, end=0.8, every=5, regrow=regrow, params=[param])
+    zeros = []
+    for _ in range(20):
+        param.grad = torch.randn(10, 10)
+        optimizer.step()
+        pruning.step()
+        zeros.append(int((~pruning.masks().get(param, torch.ones(1, dtype=torch.bool))).sum()))
+    assert zeros[14] == round(100 * pruning.scheduled(12)) < 83
+    assert zeros[15:] == [83] * 5
+
+
 def test_pruning_ends_with_the_training_and_one_newton_schulz_step_is_a_step() -> None:
     param = nn.Parameter(torch.randn(4, 4))
     with pytest.raises(AttsvmError, match="start and end must be shares of the training"):

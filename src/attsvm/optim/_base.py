@@ -153,6 +153,7 @@ class MirrorOptimizer(Optimizer, ABC):
                 loss = closure()
         self._step_groups()
         if not torch.compiler.is_compiling():
+            self._watch.turn()
             self._calls += 1
             if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
                 self._look_for_divergence()

@@ -12,6 +12,7 @@ SHORT = 2048  # so many entries are sooner copied than summed
 BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
 
 Row = Sequence[Tensor]
+Key = tuple[int, int, int]
 
 
 class Watch:
@@ -22,20 +23,28 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._left: dict[tuple[int, int, int], Tensor] = {}
+        self._left: dict[Key, Tensor] = {}
+        self._before: dict[Key, Tensor] = {}  # by the step before this one
+
+    def turn(self) -> None:
+        """After a step: what it did not leave is of older mirror variables, as where a parameter had no gradient."""
+        self._before, self._left = self._left, {}
+
+    def _found(self, key: Key) -> Tensor | None:
+        return self._left.get(key, self._before.get(key))
 
     def sums(self, theta: Tensor) -> Tensor:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
         key = (theta.data_ptr(), theta.numel(), 0)
-        if key not in self._left:
-            blocks = theta.numel() // BLOCK + 1
-            self._left[key] = torch.full((blocks, LANES), -1, dtype=torch.int32, device="cpu")
-        return self._left[key]
+        if (sums := self._found(key)) is None:
+            sums = torch.full((theta.numel() // BLOCK + 1, LANES), -1, dtype=torch.int32, device="cpu")
+        self._left[key] = sums
+        return sums
 
     def before(self, parts: Sequence[Row], weight: Tensor, p: float) -> None:
         """Where a weight of these rows (weight, mirror variable, rest, …) is not as the step left it, it wins: `weight`
         is all of them."""
-        left = self._left.get(_key(parts))
+        left = self._found(_key(parts))
         if left is None or not torch.equal(left, signature(weight)):
             weights, mirrors, rests = ([row[k] for row in parts] for k in range(3))
             follow(weights, mirrors, rests, p)
@@ -66,5 +75,5 @@ def signature(weight: Tensor) -> Tensor:
     return words.as_strided((PIECES, words.numel() - (PIECES - 1) * apart), (apart, 1)).sum(1)
 
 
-def _key(parts: Sequence[Row]) -> tuple[int, int, int]:
+def _key(parts: Sequence[Row]) -> Key:
     return parts[0][1].data_ptr(), parts[0][1].numel(), len(parts)

@@ -206,7 +206,6 @@ class GradualPruning:
         if state_dict.get("with_optimizer", kept_here) != kept_here:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self.count = as_count("the saved count", state_dict["count"], least=0)
-        self._masks = {}
         for i, mask in saved.items():
             param, own = self.params[i], _as_mask(self.params[i], mask)
             if self._mask(param) is None and not is_sharded(param) and own.all():  # not pruned yet
@@ -313,10 +312,7 @@ class GradualPruning:
                 scores.append(torch.where(free, 1 / (gradients[i].abs().float() + 1e-30), torch.inf))
             stay = sum(int(masks[param].sum()) for param in params)
             total = sum(masks[param].numel() for param in params)
-            wanted = total - round(share * total) - stay
-            if wanted <= 0:
-                continue
-            grown = smallest(scores, [1] * len(scores), wanted / total)
+            grown = smallest(scores, [1] * len(scores), max(total - round(share * total) - stay, 0) / total)
             for i, param, back in zip(part, params, grown):
                 self._set(param, masks[param] | back)
                 self._wake(param, gradients[i], back, size)
