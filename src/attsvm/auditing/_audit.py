@@ -18,13 +18,14 @@ from attsvm.auditing._problems import Problem, Solved, head_problem, solve_all, 
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
 from attsvm.captures import capture
-from attsvm.checks import as_count, as_real
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
 from attsvm.pages import html_table
 from attsvm.progress import Tell
+from attsvm.tables import write_table
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 SPACES = ("head", "tokens")
@@ -184,8 +185,6 @@ def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
     """Rows of heads as parquet."""
     try:
         import pyarrow
-
-        from attsvm.tables import write_table
     except ImportError as error:
         raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[audit]'.") from error
     write_table(pyarrow.Table.from_pylist(rows), Path(path))
@@ -235,9 +234,8 @@ def audit(
         parse_geometry(norm)
     if unknown := set(spaces) - set(SPACES):
         raise AttsvmError(f"spaces must be of {', '.join(SPACES)}, but got {', '.join(sorted(unknown))}.")
-    for what, share in (("saturated", saturated), ("selects", selects)):
-        if as_real(what, share, 0.0) > 1:
-            raise AttsvmError(f"{what} must be between 0 and 1, but got {share}.")
+    as_share("saturated", saturated)
+    as_share("selects", selects)
     inputs = Inputs(model, tokenizer, texts, length)
     model = inputs.model
     plan = make_plan(

@@ -21,9 +21,8 @@ EXPERIMENT = Experiment(
     checks=two_layer_checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: params["epochs"] * params["d"] * 0.5,
-    remark="d = 128, few epochs, and the learning rate reduced at 1/5 and 2/5 of them. A step of AdamW moves v by "
+    remark="d = 128, fewer epochs, and the learning rate reduced at 1/5 and 2/5 of them. A step of AdamW moves v by "
     "up to lr in every coordinate, and so the output of a layer-normed row by up to 0.8·lr·d: by 16 with the "
     "paper's lr = 0.01 and d = 2048. What came of d = 2048 is in docs/papers.md. Layer norm has no parameters here. "
     "Batches hold reviews of similar length. With --quick: d = 32.",

@@ -52,7 +52,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 500.0 if params["size"] == PAPER else 3.0,
     remark="The paper does not say how many sequences it draws; here n = 8,192, so that nearly all tokens are seen 50 "
     "times. Sizes are |S_k| = 4 + 2^k, which add up to 2,048, and not the printed 4 + 2^(k−1). The paper says that all "

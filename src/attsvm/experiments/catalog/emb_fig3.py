@@ -44,7 +44,7 @@ EXPERIMENT = Experiment(
     quick=1,
     batch=1,
     cost=lambda params: params["epochs"] * params["d"] * (0.02 if params["data"] == "imdb" else 0.0002),
-    remark="Drawn from N(0, I/d), since the paper does not say how it starts; three seeds, each with its own start and "
+    remark="E and p start from N(0, I/d), since the paper does not say how; three seeds, each with its own start and "
     "order. IMDB is trained for 50 epochs, with the learning rate reduced at 10 and 20 (the paper: 500, 100 and 200). "
     "Yelp is cut to texts of 1,000 to 1,500 characters as in the paper, and balanced: with unequal classes (37) is not "
     "0 for a token that says nothing (decided after a run without balancing, in which ⟨E, p⟩ had a correlation of "

@@ -255,7 +255,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 15 + params["epochs"] * params["d"] * 0.015 + params["d"] * 0.03,
     remark="Theorem 5 speaks of the flow on p alone, for data in which every sequence has one completely positive or "
     "negative token. Reviews are not such data: training weighs many words of a review, p stays of moderate size, and "

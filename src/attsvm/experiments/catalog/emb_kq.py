@@ -178,7 +178,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=3,
-    batch=20,
     cost=lambda params: 0.4,
     remark="Data of Assumption 4: eight sequences of four tokens, d = 64. With p fixed, ‖p‖ = 1, and W_KQ trained "
     "in its place (E too) the equality is exact. With both trained it is one of the limit: E is fixed after a first "

@@ -207,7 +207,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=2,
-    batch=20,
     times=lambda params: {STATED: 1, ONE_SMALL: 10}.get(params["case"], 5),
     cost=lambda params: 0.5 if params["case"] == STATED else 0.06,
     remark="(10) asks for η₀ ≥ 4n²T² and d ≥ (88η₀² + …)⁸, that is d ~ 10⁷³ for n = 8, T = 4: vectors are drawn in "

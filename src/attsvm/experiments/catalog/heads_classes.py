@@ -96,7 +96,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=16,
-    batch=64,
     cost=lambda params: 0.2,
     remark=f"n, T, d = {N}, {T}, {D}; random labels and unit vectors V.",
 )

@@ -107,7 +107,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=16,
-    batch=64,
     quick_grid={"heads": [2]},
     cost=lambda params: 0.1 * params["heads"],
     remark="n = 4, T = 6, d = 8. The loss is the logistic loss of the sum of the heads' outputs. The heads are queries "

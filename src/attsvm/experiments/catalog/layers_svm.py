@@ -117,7 +117,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.4,
     remark="x¹ = x + ½ Σ s x in the first layer, Σ s x¹ in the second, then a fixed linear head. Gradients are exact "
     "however far both layers have saturated. With a weight of 1 instead of ½ two tokens that attend to each other turn "

@@ -203,7 +203,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
     quick_grid={"horizon": [20_000]},
     cost=lambda params: min(SETTINGS[params["setting"]].steps, params["horizon"]) * 4e-6,
     remark="Random problems with n = 6, T = 8, d = 10; the SVMs are those of the tokens that each run selected. A "

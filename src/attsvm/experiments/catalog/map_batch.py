@@ -128,8 +128,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
-    quick_grid={"steps": [3000], "batch": ["all 6", "3", "1", "1, drawn with replacement"]},
+    quick_grid={"steps": [3000]},
     cost=lambda params: (1.2e-5 if RULES[params["rule"]].norm == "spectral" else 4e-6) * 5 * params["steps"] / 3,
     remark="Random problems with n = 6, T = 8, d = 10. Samples are drawn anew every epoch, each trial by its own seed.",
 )

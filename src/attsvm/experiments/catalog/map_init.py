@@ -85,7 +85,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.15,
     version=2,
     remark="Random problems with n = 6, T = 8, d = 10; W(0) has independent normal entries.",

@@ -100,7 +100,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
     quick_grid={"horizon": [3000]},
     cost=lambda params: min(SETTINGS[params["setting"]].steps, params["horizon"]) * 1.5e-5,
 )

@@ -152,7 +152,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=48,
     quick=4,
-    batch=48,
     version=2,
     cost=lambda params: 1.0,
     remark=f"{SAMPLES} samples of {TOKENS} tokens in {D} dimensions to learn from, {TEST} to test; the limits come "

@@ -109,7 +109,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=50,
     quick=10,
-    batch=50,
     cost=lambda params: 0.05,
     remark="The cone of the proofs starts at 10⁵ to 10⁷ times ‖W_mm‖, where plain steps are below 10^(−10⁵) and move "
     "nothing in float64: steps are normalised, and grow with ‖θ‖ but less than it. n = T = 2, d = 6, where every token "

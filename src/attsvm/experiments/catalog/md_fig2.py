@@ -66,7 +66,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     remark="The printed W is the solution for p = 2; the one constraint 25 w₁ − 5 w₂ ≥ 1 gives "
     "[0.03672, 0; −0.01642, 0] for p = 3.",
 )

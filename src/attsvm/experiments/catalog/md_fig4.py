@@ -96,7 +96,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.6 if params["schedule"] == "constant" else 0.3,
     remark="Training starts at W = 0 for every p, where the public scripts start at random, differently for each p. "
     "Gradients are exact; with plain ones the divergence rises again once the softmax has saturated. "

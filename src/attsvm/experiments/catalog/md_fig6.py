@@ -86,7 +86,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: STEPS[params["p"]] * 5e-4,
     remark="The printed data are used; the public code uses half of them. Training starts at W = 0, v = 0, and the "
     "tokens that it then chooses depend on p.",

@@ -91,7 +91,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.03,
     remark="Gaussian starts, steps that grow with ‖W‖.",
 )

@@ -51,7 +51,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=4,
-    batch=20,
     cost=lambda params: 0.3,
     remark="With r = R (right panel) the distance of W need not vanish: Assumption B fails where a sample is no "
     "support vector of the label SVM (docs/papers.md). The checks are about r = √R. n = T = 3, d = 4.",

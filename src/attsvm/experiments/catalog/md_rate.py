@@ -86,7 +86,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=10,
-    batch=32,
     cost=lambda params: 2e-6 * params["steps"],
     remark="The paper has no experiment on these rates. n = 3, T = 4, d = 6, η = 1, start at 0, which is outside the "
     "cone that the theorems ask for; the trials that end at locally optimal tokens are judged.",

@@ -84,7 +84,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     needs=(SOURCE,),
     checkpoints=True,
     version=2,

@@ -121,7 +121,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     quick_grid={"horizon": [3000]},
     cost=lambda params: params["horizon"] * 3e-5,
     remark=f"{SAMPLES} sequences of {TOKENS} distinct tokens out of {VOCABULARY}, with random orthonormal embeddings.",

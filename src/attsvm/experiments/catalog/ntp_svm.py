@@ -92,7 +92,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     quick_grid={"horizon": [3000]},
     cost=lambda params: params["horizon"] * 3e-5,
     remark=f"{CONTEXTS} random contexts, {VOCABULARY} tokens; the three next tokens of a context were seen "

@@ -98,7 +98,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=10,
-    batch=60,
     version=2,
     cost=lambda params: 0.1,
     remark="n = T = 3: all 27 token choices of every problem are solved. Starts are Gaussian; steps are normalised, "

@@ -114,7 +114,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 1.0,
     remark="The paper prints no coordinates; these are random ones in the same setting.",
 )

@@ -78,7 +78,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.02 + 2e-4 * params["n"] * params["T"],
     remark="The nuclear solutions here have rank well below n (see svm-fig4), so m need not reach n.",
 )

@@ -94,7 +94,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=30,
-    batch=100,
     cost=lambda params: 0.03,
     remark="λ is uniform in the interval that the lemma allows. The exact optimum is computed beside the trained one.",
 )

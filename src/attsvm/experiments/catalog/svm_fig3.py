@@ -166,7 +166,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.01,
     remark="The paper's figure is a drawing. Here both are trained, in the plane, with z = 1, by normalised steps of "
     "0.1. Stars are optimal tokens, dashed lines lie at margin 1 behind them; the arrow is the trained direction.",

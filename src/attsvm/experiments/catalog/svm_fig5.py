@@ -99,6 +99,5 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=500,
     quick=40,
-    batch=500,
     cost=lambda params: 0.01 * (1 + params["d"] / 10),
 )

@@ -77,7 +77,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 2e-6 * STEPS * params["n"] * params["d"] ** 2 / 1000,
     remark="The paper gives neither the number of trials nor the dimensions; these are ours.",
 )

@@ -80,7 +80,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.05,
     remark="The paper gives no number of steps; 2,000 are those of its Figure 8. (K, Q) is trained with the paper's "
     "own penalty 2.2e-16·(‖K‖² + ‖Q‖²): without it KQᵀ nears the nuclear solution only like 1/log k.",

@@ -119,7 +119,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=30,
-    batch=100,
     cost=lambda params: 0.02,
     remark="The exact optimum of Lemma 6 is a projection onto the simplex, and is drawn beside. The paper drops "
     "trials with a weight between 1e-8 and 1e-3; with our gradients hardly a trial passes that filter for λ "

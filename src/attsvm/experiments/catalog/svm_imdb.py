@@ -244,7 +244,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 40 + 0.003 * params["train"] + 0.15 * params["reviews"],
     remark="The model is the text transformer of the mirror-descent paper with two layers, one head and width 16, "
     "trained for three epochs of AdamW on the first 128 tokens of the training reviews; the reviews are test reviews "

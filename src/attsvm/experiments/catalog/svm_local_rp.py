@@ -68,7 +68,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=12,
-    batch=100,
     cost=lambda params: 0.1,
     remark="α is the second best token of the first sequence and the best of the others; trials count where it is "
     "locally optimal and its solution lies inside a cone (Lemma 16 says always; where a query has "

@@ -100,7 +100,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=8,
-    batch=60,
     cost=lambda params: 0.3,
     remark="The paper has no experiment on these. n = 2, T = 3, d = 5.",
 )

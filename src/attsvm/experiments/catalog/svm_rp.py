@@ -43,7 +43,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.1,
     remark="The paper has no experiment on these paths. n = 4, T = 5, d = 6, score gap ≥ 0.1.",
 )

@@ -93,7 +93,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=8,
-    batch=60,
     cost=lambda params: 0.2,
     remark="The paper has no experiment on these. n = 2, T = 3, d = 8 on paths; the convex head is vᵀx + 0.2‖x‖², with "
     "labels +1 and tokens of length 0.7 to 1.3.",

@@ -83,7 +83,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.03,
     remark="The paper has no experiment on this. n = 2, T = 4, d = 10, growing steps.",
 )
