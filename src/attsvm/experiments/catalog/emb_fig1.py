@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attsvm.experiments._experiment import Experiment
-from attsvm.experiments._token_figures import two_layer_checks, two_layer_figure
+from attsvm.experiments import Experiment
+from attsvm.experiments._token_figures import review_figure, two_layer_checks
 from attsvm.experiments.tokens import run_reviews
 
 EXPERIMENT = Experiment(
@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
     needs=("imdb",),
     accepts=("bert",),
     run=run_reviews,
-    figure=two_layer_figure,
+    figure=review_figure,
     checks=two_layer_checks,
     trials=1,
     quick=1,

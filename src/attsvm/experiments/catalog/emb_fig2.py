@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from attsvm.embeddings import SIZES, AdamWPlan, KLevel
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._token_figures import scatter, token_checks
 from attsvm.experiments.tokens import stacked, trained_tokens
 

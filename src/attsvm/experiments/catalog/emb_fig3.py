@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._token_figures import JOINT, NAMES, scatter, token_checks
+from attsvm.experiments import Check, Experiment, Rows
+from attsvm.experiments._token_figures import JOINT, NAMES, review_figure, token_checks
 from attsvm.experiments.tokens import run_reviews
 
 EPOCHS = {"imdb": 50, "yelp": 500}
-
-
-@styled
-def figure(rows: Rows) -> Figure:
-    names = rows.values("data")
-    figure, axes = new_figure(len(names), 2, (9, 3.4 * len(names)))
-    for row, name in zip(axes, names):
-        cell = rows.where(data=name)
-        scatter(row[0], cell, "p", f"{NAMES[name]}, attention")
-        scatter(row[1], cell, "v", f"{NAMES[name]}, direction")
-    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:
@@ -38,7 +25,7 @@ EXPERIMENT = Experiment(
     needs=("imdb", "yelp"),
     accepts=("bert",),
     run=run_reviews,
-    figure=figure,
+    figure=review_figure,
     checks=checks,
     trials=3,
     quick=1,

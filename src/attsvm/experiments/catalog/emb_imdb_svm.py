@@ -21,10 +21,9 @@ from attsvm.embeddings import (
     token_kinds,
     train_embeddings,
 )
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.tokens import stacked
 from attsvm.svm import EmbeddingProblem, MarginProblem, MaxMargin, embedding_svm, solve
 

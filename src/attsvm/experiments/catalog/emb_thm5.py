@@ -21,10 +21,9 @@ from attsvm.embeddings import (
     initial_embeddings,
     single_important,
 )
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import embedding_svm, gen_svm, solve
 from attsvm.tolerances import SHARP
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from attsvm.data import TokenData, class_data, next_token_data, of_heads, several_heads, sphere, trial_streams
 from attsvm.diagnostics import margin_ratio, numerical_rank
 from attsvm.dynamics import Gaussian, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, median
-from attsvm.experiments._checks import Check, at_least, margin_checks
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.experiments.catalog.ntp_graph import ORDERED, draw
 from attsvm.objective import Added

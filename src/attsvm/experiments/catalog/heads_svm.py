@@ -8,10 +8,9 @@ import torch
 from attsvm.data import of_heads, several_heads, sphere, trial_streams
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.objective import Added
 
 OWN, SHARED = "own v", "one v for all"

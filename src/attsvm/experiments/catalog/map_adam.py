@@ -11,10 +11,9 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import forgetting_time
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share, share_columns
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Mahalanobis
 
 

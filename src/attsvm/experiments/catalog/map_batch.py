@@ -10,10 +10,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import margin_ratio, margins
 from attsvm.dynamics import Adam, Batches, Muon, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import att_svm, solve
 

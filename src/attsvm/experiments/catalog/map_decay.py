@@ -10,10 +10,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Adam, Decaying, Lion, Muon, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral, parse_geometry
 from attsvm.objective import scaled_gradient
 

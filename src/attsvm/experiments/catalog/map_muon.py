@@ -9,10 +9,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Muon, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import share_columns
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 
 class Setting(NamedTuple):

@@ -9,10 +9,10 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._checks import Check, at_least, margin_checks
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import SERIES, Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 
 NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral", "l1.5": "ℓ1.5", "l1": "ℓ1"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.data import example1
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.plots import Solution, separation_figure
 from attsvm.svm import att_svm, solve
 from attsvm.tolerances import SHARP

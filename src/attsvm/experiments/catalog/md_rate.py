@@ -8,10 +8,9 @@ import torch
 from attsvm.data import sphere
 from attsvm.diagnostics import PRINTED, directional_bregman, fit_rate, is_locally_optimal, theorem_rate
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 LR = 1.0
 

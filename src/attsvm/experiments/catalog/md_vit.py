@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Experiment, Rows
 from attsvm.experiments._draw import Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
 from attsvm.experiments.transformers import (
     MOST_EPOCHS,
     PRUNED,

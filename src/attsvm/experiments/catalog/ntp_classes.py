@@ -11,10 +11,10 @@ import torch
 from attsvm.data import class_data, trial_streams
 from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Muon, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array, median
-from attsvm.experiments._checks import Check, margin_checks
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import multiclass_svm, solve
 

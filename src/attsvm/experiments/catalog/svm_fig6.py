@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import is_globally_optimal
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 1000
 SIZES = {"(a) T = 5": [(5, 5), (10, 5), (20, 5)], "(b) n = 5": [(5, 5), (5, 10), (5, 20)]}

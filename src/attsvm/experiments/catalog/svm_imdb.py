@@ -13,9 +13,8 @@ from torch import Tensor
 
 from attsvm.captures import Attended, capture
 from attsvm.data import TokenData
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._draw import BLUE, SERIES, VERMILION, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.tokens import stacked
 from attsvm.models import TextTransformer
 from attsvm.svm import MaxMargin, att_svm, solve

@@ -7,10 +7,9 @@ import torch
 
 from attsvm.data import sphere
 from attsvm.diagnostics import in_cone_epsilon, is_locally_optimal, separation
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, second_best
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 from attsvm.svm import att_svm, solve
 

@@ -24,10 +24,9 @@ from attsvm.diagnostics import (
     sufficient_first_step,
 )
 from attsvm.dynamics import Gaussian, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit, second_best
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Frobenius
 from attsvm.objective import gradient
 from attsvm.search import counterexample, wrong_for_good
