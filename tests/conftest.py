@@ -4,7 +4,10 @@ by side take one thread each."""
 import gc
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded: threads that wait for a core took 15 times as long
@@ -21,6 +24,11 @@ settings.load_profile("attsvm")
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the garbage collector need not go through torch again and again, nor so often."""
+    if (torch := sys.modules.get("torch")) is not None:
+        # torch's cache of kernels does not know the CPU: made for AVX-512, they crash a process that has AVX2.
+        user, capability = getattr(os, "getuid", int)(), torch.backends.cpu.get_cpu_capability()
+        kernels = Path(tempfile.gettempdir(), f"torchinductor-{user}-{capability}")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(kernels))
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 20)
