@@ -14,7 +14,7 @@ from torch import nn
 
 from attsvm.auditing._inputs import Document, Inputs
 from attsvm.auditing._page import write_data_page
-from attsvm.auditing._problems import Problem, Solved, head_problem, solve_all, token_problem
+from attsvm.auditing._problems import Problem, Solved, finite, head_problem, solve_all, token_problem
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
 from attsvm.captures import capture
@@ -338,7 +338,7 @@ def _heads(
                 head=head,
                 queries=site.queries,
                 measures={name: value for name in MEASURES if math.isfinite(value := measures.get(name, math.nan))},
-                quantiles=[_known(value) for value in quantiles[:, head].tolist()],
+                quantiles=[finite(value) for value in quantiles[:, head].tolist()],
                 spectrum=[] if spectrum is None else spectrum[head].tolist(),
                 one_W=weights is not None and weights.alike,
                 problems=problems,
@@ -347,10 +347,6 @@ def _heads(
             )
         )
     return found
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _support(site: Site, problem: Problem, solved: Solved, head: int) -> list[dict[str, Any]]:
