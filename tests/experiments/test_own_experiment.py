@@ -238,6 +238,12 @@ def test_an_id_of_the_catalog_is_not_written(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_file_is_read_as_python_reads_it(own: Path) -> None:
+    """With the text as written, not with what attsvm's own files ask of the compiler."""
+    own.write_text(OWN + "def typed(x: int): ...\nassert typed.__annotations__ == {'x': int}\n")
+    assert len(load_experiments(own)) == 1
+
+
 def test_a_file_may_import_its_neighbours(own: Path, tmp_path: Path) -> None:
     (tmp_path / "own_neighbour.py").write_text("BOUND = 100\n")
     own.write_text(OWN.replace("BOUND = 100", "from own_neighbour import BOUND"))

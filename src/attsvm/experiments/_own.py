@@ -77,7 +77,7 @@ def _loaded(path: str, source: bytes) -> dict[str, Experiment]:
     if (folder := str(Path(path).parent)) not in sys.path:
         sys.path.insert(0, folder)  # the file may import its neighbours, now or when its functions run
     try:
-        exec(compile(source, path, "exec"), vars(module))
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
     except AttsvmError:
         raise
     except Exception as error:  # whatever the file does
