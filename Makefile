@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Empty: what a process compiles the next one reads, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
+# The tests read and write UTF-8, whatever the locale.
+export PYTHONUTF8 := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test tests lint docs bench explorer fuzz clean

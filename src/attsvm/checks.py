@@ -78,6 +78,13 @@ def as_real(name: str, value: Any, least: float) -> float:
     return number
 
 
+def as_share(name: str, value: Any) -> float:
+    """A number from 0 to 1."""
+    if (share := as_real(name, value, 0.0)) > 1:
+        raise AttsvmError(f"{name} must be a number between 0 and 1, but got {describe(value)}.")
+    return share
+
+
 def as_trials(trials: Any, B: int, what: str = "trials") -> Tensor:
     """The numbers of those of B trials that a number, slice, list or boolean mask picks, as a long tensor."""
     which: Any = trials.detach().cpu().numpy() if isinstance(trials, Tensor) else trials

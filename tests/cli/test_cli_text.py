@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from command_line import run
+from command_line import run, run_script
 from made_texts import make_texts
 from pyarrow import csv, parquet
 
@@ -193,13 +191,9 @@ def test_a_warning_is_a_sentence(folder: Path) -> None:
     """Without a place in the code."""
     rows = [{"text": ("这部电影非常好看", "这部电影太差了")[i % 2], "label": i % 2} for i in range(40)]
     (folder / "unspaced.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    script = "import sys; sys.argv[0] = 'attsvm'; from attsvm.cli import main; main()"
-    warned = subprocess.run(
-        [sys.executable, "-c", script, "text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet", "--test", "0"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    script = "import warnings; from attsvm.cli import main; warnings.resetwarnings(); main()"
+    fit = ("text", "fit", "unspaced.jsonl", "--out", "unspaced", "--quiet", "--test", "0")
+    warned = run_script(script, *fit, cwd=folder)
+    assert warned.returncode == 0
     assert warned.stderr.startswith("Warning: these texts put no spaces between words")
     assert warned.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attsvm.experiments import CATALOG, Check, Rows
-from attsvm.experiments.catalog import heads_classes, heads_kq, layers_svm
+from attsvm.experiments.catalog import heads_classes, heads_kq, layers_svm, map_p
 
 SHORT: dict[str, dict[str, Any]] = {
     "map-adam": {"horizon": 330},
@@ -27,6 +27,7 @@ SHORT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SHORT)
 def test_a_trial_depends_on_its_number_alone_and_rows_are_drawn(name: str, monkeypatch) -> None:
     monkeypatch.setattr(heads_kq, "STEPS", 40)
+    monkeypatch.setattr(map_p, "FOLDS", 2)
     monkeypatch.setattr(heads_classes, "RULES", {name: (*rule[:3], 40) for name, rule in heads_classes.RULES.items()})
     monkeypatch.setattr(layers_svm, "RECORDED", [30, 60])
     experiment = CATALOG[name]

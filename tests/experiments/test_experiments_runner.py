@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import toy_experiment
+from command_line import run_script
 from compare import bits
+from test_experiments_sources import counting, opened
 from toy_experiment import make
 
 from attsvm import AttsvmError
@@ -19,9 +19,12 @@ from attsvm.experiments._store import read_stored
 
 
 def test_pool_and_process_give_the_same_bits(tmp_path: Path) -> None:
-    alone, pool = tmp_path / "alone", tmp_path / "pool"
-    assert run_experiments([make()], alone) == 6
-    assert run_experiments([make()], pool, backend=Backend(workers=2)) == 6
+    """Of an experiment that draws its data, and of one that reads them."""
+    alone, pool, words = tmp_path / "alone", tmp_path / "pool", tmp_path / "words.txt"
+    words.write_text("one two three")
+    both, sources = [make(), counting()], opened(words)
+    assert run_experiments(both, alone, sources=sources) == 12
+    assert run_experiments(both, pool, sources=sources, backend=Backend(workers=2)) == 12
     assert bits(alone) == bits(pool)
     stored = read_stored(alone, make())
     assert stored is not None
@@ -110,13 +113,23 @@ def run(params, trials, device):
 
 EXPERIMENT = Experiment(
     id="holder", title="t", statement="s", grid={"a": [1]}, run=run, figure=lambda rows: None,
-    checks=lambda rows: [], trials=1, quick=1, batch=1,
+    checks=lambda rows: [], trials=1, quick=1,
 )
+"""
+ATTSVM = """
+from multiprocessing import resource_tracker
+from attsvm.cli import main
+
+if __name__ == "__main__":  # and not in a worker
+    try:
+        main()
+    finally:
+        resource_tracker._resource_tracker._stop()  # it says what leaked, and then this returns
 """
 
 
 def test_workers_free_their_semaphores_when_all_is_done(tmp_path: Path) -> None:
     (tmp_path / "holder.py").write_text(HOLDER)
-    command = [sys.executable, "-m", "attsvm", "reproduce", "./holder.py", "--quick", "--workers", "1", "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_script(ATTSVM, "reproduce", "./holder.py", "--quick", "--workers", "1", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "leaked" not in done.stderr

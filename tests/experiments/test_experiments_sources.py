@@ -13,7 +13,7 @@ from attsvm import AttsvmError
 from attsvm.cli._report import report_command
 from attsvm.cli._reproduce import reproduce_command
 from attsvm.experiments import CATALOG, Experiment, Rows
-from attsvm.experiments._runner import Backend, run_experiments
+from attsvm.experiments._runner import run_experiments
 from attsvm.experiments._sources import content_digest, open_sources, with_data
 from attsvm.experiments._store import read_stored
 
@@ -33,7 +33,7 @@ def test_rows_follow_the_content_and_not_the_place(tmp_path: Path) -> None:
     moved.write_text("one two three")
     changed.write_text("one two")
     rows = tmp_path / "rows"
-    assert run_experiments([counting()], rows, quick=True, sources=opened(first), backend=Backend(workers=1)) == 2
+    assert run_experiments([counting()], rows, quick=True, sources=opened(first)) == 2
     assert run_experiments([counting()], rows, quick=True, sources=opened(moved)) == 0
     assert run_experiments([counting()], rows, quick=True, sources=opened(changed)) == 2
     stored = read_stored(rows, counting())

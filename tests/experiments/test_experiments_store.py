@@ -79,6 +79,12 @@ def test_batches_cover_all_trials_once() -> None:
     assert [(batch.start, batch.stop) for batch in batches] == [(0, 5), (5, 10), (10, 12)]
 
 
+def test_without_a_batch_all_trials_are_one_and_their_rows_are_those_of_that_size() -> None:
+    whole, same = (make(batch=size).batches(quick=False) for size in (None, 12))
+    assert [(batch.start, batch.stop) for batch in whole] == [(0, 12)] * 2
+    assert [batch.path for batch in whole] == [batch.path for batch in same]
+
+
 def test_plan_says_which_rows_count(tmp_path: Path) -> None:
     assert read_stored(tmp_path, make()) is None
     write_plan(tmp_path, make(), True, "cpu")

@@ -17,7 +17,6 @@ import attsvm
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explorer.html"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def test_the_page_is_built_from_its_sources() -> None:
@@ -48,18 +47,6 @@ def test_building_again_gives_the_same_page(tmp_path: Path) -> None:
         pytest.skip("node or explorer/node_modules is missing: run `make explorer`")
     subprocess.run([node, ROOT / "explorer" / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True)
     assert (tmp_path / "page.html").read_bytes() == PAGE.read_bytes()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield chromium
-        chromium.close()
 
 
 Opened = Callable[..., Any]

@@ -248,7 +248,7 @@ class Ranks:
 
     def __init__(self, number: int) -> None:
         self.number, self.own = number, threading.local()
-        self.barrier, self.slots = threading.Barrier(number, timeout=20), [torch.empty(0)] * number
+        self.barrier, self.slots = threading.Barrier(number, timeout=120), [torch.empty(0)] * number
 
     def get_rank(self) -> int:
         return self.own.rank

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from attsvm.report import export_figures, gather, write_report
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CHOSEN = ["md-fig2", "md-fig3", "svm-fig1"]
 """The quickest."""
 
@@ -53,18 +50,6 @@ def test_an_unfinished_experiment_is_said_to_be_so(folder: Path, tmp_path: Path)
     next(tmp_path.rglob("*.parquet")).unlink()
     write_report(gather(tmp_path), tmp_path, tmp_path / "report.html")
     assert "unfinished: 1 of 2 batches" in (tmp_path / "report.html").read_text()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (375, 700)])

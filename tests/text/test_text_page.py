@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from made_texts import make_texts
 
 from attsvm.text import AttentionTextClassifier, Explanations, visible
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HARD = ['c1m1 <3 & "c0m2" w1', "", "c1m1 " * 30 + "x" * 300, "<script>alert(1)</script> c0m1 & <"]
 
 
@@ -84,17 +81,6 @@ def test_fragments(model: AttentionTextClassifier, explanations: Explanations) -
         assert "<html" not in fragment
         assert 'class="attsvm' in fragment
     assert "c1m1" in model.words_._repr_html_()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.slow

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import run_script
 from two_processes import run_pair
 from typer.testing import CliRunner
 
@@ -260,24 +258,34 @@ COMMAND = [
 ]
 
 
+KILLED = """
+import os, signal, sys
+from functools import partial
+import attsvm.transformer
+from attsvm.cli import main
+from attsvm.transformer import _fit
+
+saves, left = _fit.save_run, int(sys.argv.pop(1))
+
+def save_and_die(*arguments):
+    global left
+    saves(*arguments)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+_fit.save_run = save_and_die
+attsvm.transformer.fit = partial(_fit.fit, checkpoint_seconds=0)
+sys.argv[0] = "attsvm"
+main()
+"""
+
+
 @pytest.mark.slow
 def test_a_process_killed_by_a_signal_resumes_exactly(tmp_path: Path) -> None:
-    code = (
-        "import sys, attsvm.transformer._fit as f\n"
-        "from functools import partial\nimport attsvm.transformer as t\n"
-        "t.fit = partial(f.fit, checkpoint_seconds=0)\n"
-        "from attsvm.cli import main\nsys.argv = ['attsvm', *sys.argv[1:]]\nmain()"
-    )
-    command = [sys.executable, "-c", code, *COMMAND, "--epochs", "8"]
-    subprocess.run([*command, "--out", str(tmp_path / "a")], check=True)
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "b")])
-    checkpoint = tmp_path / "b" / "checkpoint.safetensors"
-    while not checkpoint.is_file():
-        time.sleep(0.01)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    subprocess.run([*command, "--out", str(tmp_path / "b")], check=True)
+    command = [*COMMAND, "--epochs", "8", "--out"]
+    for name, when, status in (("a", 0, 0), ("b", 5, -signal.SIGKILL), ("b", 0, 0)):
+        assert run_script(KILLED, str(when), *command, name, cwd=tmp_path).returncode == status
     weights = []
     for name in "ab":
         from attsvm.transformer._checkpoint import read_run

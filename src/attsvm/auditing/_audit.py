@@ -14,17 +14,18 @@ from torch import nn
 
 from attsvm.auditing._inputs import Document, Inputs
 from attsvm.auditing._page import write_data_page
-from attsvm.auditing._problems import Problem, Solved, head_problem, solve_all, token_problem
+from attsvm.auditing._problems import Problem, Solved, finite, head_problem, solve_all, token_problem
 from attsvm.auditing._stream import SAMPLE, Plan, Rows, Site, Stream
 from attsvm.auditing._weights import Weights, probe
 from attsvm.captures import capture
-from attsvm.checks import as_count, as_real
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
 from attsvm.files import PathLike, make_folder, write_json
 from attsvm.frames import frame
 from attsvm.geometry import parse_geometry
 from attsvm.pages import html_table
 from attsvm.progress import Tell
+from attsvm.tables import write_table
 
 NORMS = ("l2", "nuclear", "spectral", "linf")
 SPACES = ("head", "tokens")
@@ -184,8 +185,6 @@ def write_heads(path: PathLike, rows: list[dict[str, Any]]) -> None:
     """Rows of heads as parquet."""
     try:
         import pyarrow
-
-        from attsvm.tables import write_table
     except ImportError as error:
         raise AttsvmError("parquet needs pyarrow: pip install 'attsvm[audit]'.") from error
     write_table(pyarrow.Table.from_pylist(rows), Path(path))
@@ -235,9 +234,8 @@ def audit(
         parse_geometry(norm)
     if unknown := set(spaces) - set(SPACES):
         raise AttsvmError(f"spaces must be of {', '.join(SPACES)}, but got {', '.join(sorted(unknown))}.")
-    for what, share in (("saturated", saturated), ("selects", selects)):
-        if as_real(what, share, 0.0) > 1:
-            raise AttsvmError(f"{what} must be between 0 and 1, but got {share}.")
+    as_share("saturated", saturated)
+    as_share("selects", selects)
     inputs = Inputs(model, tokenizer, texts, length)
     model = inputs.model
     plan = make_plan(
@@ -340,7 +338,7 @@ def _heads(
                 head=head,
                 queries=site.queries,
                 measures={name: value for name in MEASURES if math.isfinite(value := measures.get(name, math.nan))},
-                quantiles=[_known(value) for value in quantiles[:, head].tolist()],
+                quantiles=[finite(value) for value in quantiles[:, head].tolist()],
                 spectrum=[] if spectrum is None else spectrum[head].tolist(),
                 one_W=weights is not None and weights.alike,
                 problems=problems,
@@ -349,10 +347,6 @@ def _heads(
             )
         )
     return found
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _support(site: Site, problem: Problem, solved: Solved, head: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from attsvm.auditing._audit import evaluated
 from attsvm.auditing._inputs import Batch, Inputs
 from attsvm.auditing._weights import probe
 from attsvm.captures import Attended, capture
-from attsvm.checks import as_count, as_real
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError, describe
 
 
@@ -57,8 +57,7 @@ class Cut:
 
 def pruning(share: float) -> Callable[[Tensor], Tensor]:
     """Set the smallest `share` of a weight matrix to 0."""
-    if as_real("share", share, 0.0) > 1:
-        raise AttsvmError(f"share must be between 0 and 1, but got {share}.")
+    as_share("share", share)
 
     def change(weight: Tensor) -> Tensor:
         order = weight.abs().flatten().argsort(stable=True)
@@ -114,8 +113,7 @@ def largest_pruning(
     Every matrix loses the same share of its weights. Returns the share, and all (share, flipped) that were tried; the
     answer is right to 2^−steps if flips grow with the share.
     """
-    if as_real("flips", flips, 0.0) > 1:
-        raise AttsvmError(f"flips must be a share, from 0 to 1, but got {flips}.")
+    as_share("flips", flips)
     inputs = Inputs(model, tokenizer, texts, length)
     low, high = 0.0, 1.0
     tried: list[tuple[float, float]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +100,8 @@ class Solved:
         return {
             "status": str(self.solution.status[head]),
             "margin": 1 / norm if norm > 0 else None,
-            "efficiency": _number(self.efficiency[head]),
-            "alignment": _number(self.alignment[head]),
+            "efficiency": finite(self.efficiency[head]),
+            "alignment": finite(self.alignment[head]),
         }
 
 
@@ -194,6 +195,6 @@ def _size(W: Tensor) -> Tensor:
     return torch.linalg.vector_norm(W, dim=(1, 2))
 
 
-def _number(x: Tensor) -> float | None:
-    value = float(x)
-    return value if abs(value) < float("inf") else None
+def finite(x: Tensor | float) -> float | None:
+    """A number as JSON holds it."""
+    return float(x) if math.isfinite(x) else None

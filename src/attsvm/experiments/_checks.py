@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -56,6 +57,16 @@ def at_least(
     """value ≥ bound, both in this unit; a value that is not a number fails."""
     ours = f"{number(value)}{unit} (≥ {number(bound)}{unit})"
     return Check(name, paper, ours, value >= bound, note, why, extra)
+
+
+def margin_checks(what: str, shares: Mapping[str, float], norm: str, bar: float) -> list[Check]:
+    """Of the largest margins in several norms this one has a share of at least the bar, the others have less."""
+    best = max((other for other in shares if other != norm), key=shares.__getitem__)
+    words = f"{what}: largest median share of another norm's margin ({best})"
+    return [
+        at_least(f"{what}: median share of the {norm} margin", shares[norm], bar, f"goes to the {norm} margin"),
+        at_most(words, shares[best], shares[norm], "stays away from the other margins"),
+    ]
 
 
 def number(value: float) -> str:

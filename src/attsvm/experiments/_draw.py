@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -129,15 +129,19 @@ def heat_map(
 def margin_map(
     ax: Axes,
     table: np.ndarray,
-    words: list[list[str]],
-    bold: list[list[bool]],
-    norms: Sequence[str],
+    norms: Mapping[str, str],
+    suited: Sequence[str],
     rows: Sequence[str],
     title: str,
+    words: list[list[str]] | None = None,
     size: float = 8,
 ) -> None:
-    """Shares of the largest margin in several norms, as a `heat_map` with its colour bar."""
-    picture = heat_map(ax, table, words, ~(table > 0.6), bold, norms, rows, size, cmap="viridis", vmin=0, vmax=1)
+    """Shares of the largest margin in several norms, as a `heat_map` with its colour bar; that of a row's suited norm
+    is bold. `norms` says how they are written."""
+    words = [[f"{share:.3f}" for share in row] for row in table] if words is None else words
+    bold = [[norm == own for norm in norms] for own in suited]
+    columns = list(norms.values())
+    picture = heat_map(ax, table, words, ~(table > 0.6), bold, columns, rows, size, cmap="viridis", vmin=0, vmax=1)
     ax.set(xlabel="norm of the margin", title=title)
     ax.figure.colorbar(picture, ax=ax, label="margin efficiency")
 

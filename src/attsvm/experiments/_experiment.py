@@ -69,7 +69,7 @@ class Experiment:
     checks         rows → the statements that must hold
     trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where some need more
-    batch          trials per batch. The cuts are the same whatever runs them, and so is rounding.
+    batch          trials per batch; `trials` if not given. The cuts are the same whatever runs them; so is rounding.
     quick_grid     grid entries that --quick replaces
     cost           rough seconds per trial: for the time left, and to start long batches first
     needs          names of the data sets that it needs, such as "imdb"
@@ -91,7 +91,7 @@ class Experiment:
     checks: Callable[[Rows], list[Check]]
     trials: int
     quick: int
-    batch: int
+    batch: int | None = None
     quick_grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     only: Callable[[Params], bool] | None = None
     times: Callable[[Params], int] | None = None
@@ -106,8 +106,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", self.id):
             raise AttsvmError(f"id must be letters, digits and hyphens, since it names a folder, but got {self.id!r}.")
-        for name in ("trials", "quick", "batch"):
-            as_count(name, getattr(self, name))
+        for name, value in (("trials", self.trials), ("quick", self.quick), ("batch", self.batch_size)):
+            as_count(name, value)
         for name, values in [*self.grid.items(), *self.quick_grid.items()]:
             if name in ("trial", "seconds"):
                 raise AttsvmError(f"the grid of {self.id} has {name!r}, which is a column of every table: rename it.")
@@ -117,6 +117,10 @@ class Experiment:
                 raise AttsvmError(
                     f"the values of {name!r} in the grid of {self.id} must be plain numbers, texts or lists: {error}."
                 ) from error
+
+    @property
+    def batch_size(self) -> int:
+        return self.trials if self.batch is None else self.batch
 
     def cells(self, quick: bool) -> list[Params]:
         """All combinations of the grid, each once."""
@@ -137,8 +141,8 @@ class Experiment:
         found = []
         for cell in self.cells(quick):
             trials = (self.quick if quick else self.trials) * (self.times(cell) if self.times else 1)
-            for start in range(0, trials, self.batch):
-                stop = min(start + self.batch, trials)
+            for start in range(0, trials, self.batch_size):
+                stop = min(start + self.batch_size, trials)
                 found.append(Batch(self, cell, trials, start, stop, device.partition(":")[0], data))
         if not found:
             raise AttsvmError(f"{self.id} has no trial: grid, only or times leave none.")
@@ -167,7 +171,7 @@ class Batch:
             "attsvm": __version__,
             "params": dict(self.params),
             "trials": self.trials,
-            "batch": self.experiment.batch,
+            "batch": self.experiment.batch_size,
             "device": self.device,
         }
         return identity | {"data": dict(self.data)} if self.data else identity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import traceback
@@ -10,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._experiment import Columns, Experiment
-from attsvm.files import atomic_path, is_file, is_there
+from attsvm.files import atomic_path, is_file, is_there, one_line
 
 
 def load_experiments(path: str | Path) -> list[Experiment]:
@@ -27,8 +27,7 @@ def load_experiments(path: str | Path) -> list[Experiment]:
     place = Path(path).resolve()
     if place.suffix != ".py":
         raise AttsvmError(f"an experiment is a Python file: {path} must end in .py.")
-    found = _loaded(str(place), place.stat().st_mtime_ns)
-    return [replace(experiment, run=_FileRun(str(place), experiment.id)) for experiment in found.values()]
+    return [replace(experiment, run=_FileRun(str(place), id)) for id, experiment in _by_id(str(place)).items()]
 
 
 def write_template(name: str, path: Path | None = None) -> Path:
@@ -58,22 +57,27 @@ class _FileRun:
     id: str
 
     def __call__(self, *arguments: Any, **named: Any) -> Columns:
-        return _loaded(self.path, Path(self.path).stat().st_mtime_ns)[self.id].run(*arguments, **named)
+        return _by_id(self.path)[self.id].run(*arguments, **named)
+
+
+def _by_id(path: str) -> dict[str, Experiment]:
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise AttsvmError(f"{path} cannot be read: {one_line(error)}") from error
+    return _loaded(path, source)
 
 
 @cache
-def _loaded(path: str, changed: int) -> dict[str, Experiment]:
-    """By id. `changed` makes a file that was edited be read again."""
+def _loaded(path: str, source: bytes) -> dict[str, Experiment]:
+    """An edited file is another source: neither its time nor Python's bytecode of it is trusted."""
     name = f"attsvm_own_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look
+    module = sys.modules[name] = ModuleType(name)  # where dataclasses look
+    module.__file__ = path
     if (folder := str(Path(path).parent)) not in sys.path:
         sys.path.insert(0, folder)  # the file may import its neighbours, now or when its functions run
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
     except AttsvmError:
         raise
     except Exception as error:  # whatever the file does

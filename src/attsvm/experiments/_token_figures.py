@@ -87,11 +87,13 @@ def token_checks(cell: Rows, title: str, why: str = "") -> list[Check]:
 
 
 @styled
-def two_layer_figure(rows: Rows) -> Figure:
-    name = NAMES[rows.values("data")[0]]
-    figure, axes = new_figure(1, 2, (9, 3.6))
-    scatter(axes[0][0], rows, "p", f"{name}, attention")
-    scatter(axes[0][1], rows, "v", f"{name}, direction")
+def review_figure(rows: Rows) -> Figure:
+    """A row for each data set."""
+    names = rows.values("data")
+    figure, axes = new_figure(len(names), 2, (9, 3.4 * len(names) + 0.2))
+    for row, name in zip(axes, names):
+        for ax, column, title in zip(row, "pv", ("attention", "direction")):
+            scatter(ax, rows.where(data=name), column, f"{NAMES[name]}, {title}")
     return finish(figure)
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attsvm.checks import as_real
-from attsvm.errors import AttsvmError, describe
+from attsvm.checks import as_count
+from attsvm.errors import AttsvmError
 
 
 class Places(NamedTuple):
@@ -98,11 +98,10 @@ def attend(
     return F.dropout(weights, dropout).to(v.dtype) @ v
 
 
-def as_dropout(value: float) -> float:
-    """A share between 0 and 1."""
-    if as_real("dropout", value, 0.0) > 1:
-        raise AttsvmError(f"dropout must be a number between 0 and 1, but got {describe(value)}.")
-    return value
+def check_heads(width: int, heads: int) -> None:
+    """Refuse a width that heads cannot share."""
+    if as_count("width", width) % as_count("heads", heads):
+        raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm.checks import as_count
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import as_dropout, attend, join_heads, split_heads
+from attsvm.models._attention import attend, check_heads, join_heads, split_heads
 
 __all__ = ["GPT"]
 
@@ -64,9 +64,8 @@ class GPT(nn.Module):
         super().__init__()
         if start not in ("gpt2", "linear"):
             raise AttsvmError(f"start must be gpt2 or linear, but got {start!r}.")
-        layers, dropout = as_count("layers", layers), as_dropout(dropout)
-        if as_count("width", width) % as_count("heads", heads):
-            raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
+        layers, dropout = as_count("layers", layers), as_share("dropout", dropout)
+        check_heads(width, heads)
         hidden = 4 * width if hidden is None else as_count("hidden", hidden)
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm.checks import as_count
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import Places, as_dropout, attend_within
+from attsvm.models._attention import Places, attend_within, check_heads
 
 __all__ = ["TextTransformer"]
 
@@ -59,9 +59,8 @@ class TextTransformer(nn.Module):
     ) -> None:
         super().__init__()
         layers, hidden = as_count("layers", layers), as_count("hidden", hidden)
-        heads, dropout = layers if heads is None else as_count("heads", heads), as_dropout(dropout)
-        if as_count("width", width) % heads:
-            raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
+        heads, dropout = layers if heads is None else heads, as_share("dropout", dropout)
+        check_heads(width, heads)
         self.words = nn.Embedding(as_count("vocabulary", vocabulary), width)
         self.positions = nn.Embedding(as_count("length", length), width)
         self.blocks = nn.ModuleList(_Block(width, hidden, heads, dropout) for _ in range(layers))

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attsvm.checks import as_count
+from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
-from attsvm.models._attention import as_dropout, attend, join_heads, split_heads
+from attsvm.models._attention import attend, check_heads, join_heads, split_heads
 
 __all__ = ["ViT"]
 
@@ -58,9 +58,9 @@ class ViT(nn.Module):
         super().__init__()
         if as_count("size", size) % as_count("patch", patch):
             raise AttsvmError(f"size must be a multiple of patch, {patch}, but got {size}.")
-        layers, hidden, dropout = as_count("layers", layers), as_count("hidden", hidden), as_dropout(dropout)
-        if as_count("width", width) % as_count("heads", heads):
-            raise AttsvmError(f"width must be a multiple of heads, {heads}, but got {width}.")
+        layers, hidden = as_count("layers", layers), as_count("hidden", hidden)
+        dropout = as_share("dropout", dropout)
+        check_heads(width, heads)
         self.patch = patch
         self.embed = nn.Linear(as_count("channels", channels) * patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, 1, width))

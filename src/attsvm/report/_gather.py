@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attsvm.errors import AttsvmError, describe
-from attsvm.experiments import CATALOG, Check, Experiment, fine, read_provenance, read_stored, verdict_line
+from attsvm.experiments import CATALOG, Check, Experiment, Rows, fine, read_provenance, read_stored, verdict_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,12 @@ class Section:
         each = f"{most:,}" if least == most else f"{least:,} to {most:,}"
         cells = f" in each of {len(self.trials)} cells" if len(self.trials) > 1 else ""
         return f"{each} trial{'s' if most > 1 else ''}{cells}"
+
+    @property
+    def grid(self) -> dict[str, list[Any]]:
+        """The values of the parameters in its cells."""
+        cells = Rows([(cell, {}) for cell in self.experiment.cells(self.quick)])
+        return {name: cells.values(name) for name in self.experiment.grid}
 
     @property
     def verdict(self) -> str:

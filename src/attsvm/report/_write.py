@@ -13,12 +13,12 @@ from urllib.parse import quote
 from attsvm._version import __version__
 from attsvm.files import make_folder
 from attsvm.pages import render, write_page
+from attsvm.plots import STYLE, restyle, save_figure
 from attsvm.report._gather import Section
 from attsvm.report._typeset import html, typeset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
 
 WIDEST = 10.0
 """Inches of the page's width; wider figures are laid out anew."""
@@ -52,8 +52,6 @@ def write_report(sections: Sequence[Section], runs: Path, out: Path) -> None:
 
 def export_figures(sections: Sequence[Section], folder: Path, style: str | None = None) -> list[Path]:
     """Every figure as PDF and SVG; in a style ("paper", "slides") the figures keep its size and fonts."""
-    from attsvm.plots import restyle, save_figure
-
     make_folder(folder)
     written = []
     for section in sections:
@@ -71,8 +69,6 @@ def inline_svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: as wide as it was drawn, so that letters have one size on the whole page. It says
     its name to a screen reader, and its ids are its own."""
     import matplotlib as mpl
-
-    from attsvm.plots import STYLE
 
     width, height = figure.get_size_inches()
     width = min(width, WIDEST)

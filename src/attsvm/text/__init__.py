@@ -1,7 +1,9 @@
 """Text: tables to texts, texts to tokens, and a classifier that shows its words."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from attsvm.errors import AttsvmError
 from attsvm.tables import TextTable, read_texts
 from attsvm.text._corpus import length_between
 from attsvm.text._tokenizers import WordPieceTokenizer, WordTokenizer, clean, paper_tokenizer, stop_words, visible
@@ -40,10 +42,6 @@ def __getattr__(name: str) -> Any:
     # The classifier alone needs scikit-learn; tokenizers and tables do without it.
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    from attsvm.errors import AttsvmError
-
     try:
         return getattr(import_module(f"attsvm.text.{_LAZY[name]}"), name)
     except ImportError as error:

@@ -22,6 +22,7 @@ from attsvm.errors import AttsvmError
 from attsvm.geometry import Lp
 from attsvm.text._attention import Problem, Step, probabilities
 from attsvm.text._explain import Explanations, Words, explain, two_sided
+from attsvm.text._model_files import load_model, save_model
 from attsvm.text._selection import Chooser, Labelled, hold_out, problem_settings
 from attsvm.text._tokenizers import WordTokenizer, checked_texts, without_spaces
 
@@ -194,16 +195,12 @@ class AttentionTextClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, folder: str | Path) -> None:
         """Write the model into a folder: model.json and model.safetensors."""
-        from attsvm.text._model_files import save_model
-
         check_is_fitted(self)
         save_model(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> AttentionTextClassifier:
         """The model that `save` wrote."""
-        from attsvm.text._model_files import load_model
-
         return load_model(cls, Path(folder))
 
     def _scores(self, X: Any) -> np.ndarray:

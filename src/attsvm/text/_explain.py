@@ -11,6 +11,7 @@ import numpy as np
 
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
+from attsvm.text._page import explanations_html, words_html, write_page
 from attsvm.text._tokenizers import clean_and_count, visible
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ class Words:
         }
 
     def _repr_html_(self) -> str:
-        from attsvm.text._page import words_html
-
         return words_html(self)
 
 
@@ -149,14 +148,10 @@ class Explanations(list[Explanation]):
     """Explanations of several texts; they show themselves in a notebook."""
 
     def _repr_html_(self) -> str:
-        from attsvm.text._page import explanations_html
-
         return explanations_html(self)
 
     def save(self, path: str | Path) -> None:
         """One HTML page that needs nothing else."""
-        from attsvm.text._page import write_page
-
         write_page(self, Path(path))
 
 

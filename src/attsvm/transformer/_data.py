@@ -40,8 +40,26 @@ class MiniBatch:
         return self if parts == 1 else MiniBatch(self.rows[number::parts], self.sizes[number::parts])
 
 
+class _Labelled:
+    """Rows with one answer each: its label."""
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def counts(self) -> Tensor:
+        """How many answers every row has: what losses and accuracies are means over."""
+        return torch.ones_like(self.labels)
+
+    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of classes, the right class and the number of the row, for every answer of the model."""
+        return logits, self.labels[batch.rows], batch.rows
+
+
 @dataclass(frozen=True, eq=False)
-class Texts:
+class Texts(_Labelled):
     """Token sequences of one split; sequence i is tokens[i, :lengths[i]], and starts with [CLS]."""
 
     tokens: Tensor
@@ -63,9 +81,6 @@ class Texts:
             torch.from_numpy(labels.astype(np.int64)),
         )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def cut(self, length: int) -> Texts:
         """Without what lies behind the first `length` tokens."""
         return replace(self, tokens=self.tokens[:, :length], lengths=self.lengths.clamp(max=length))
@@ -85,15 +100,6 @@ class Texts:
         if grouped and generator is not None:
             return [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
         return found
-
-    @property
-    def counts(self) -> Tensor:
-        """How many answers every row has: what losses and accuracies are means over."""
-        return torch.ones_like(self.lengths)
-
-    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of classes, the right class and the number of the row, for every answer of the model."""
-        return logits, self.labels[batch.rows], batch.rows
 
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor, Places]:
         """The tokens of these rows, one behind another, and their places."""
@@ -123,7 +129,7 @@ class Sequences(Texts):
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(_Labelled):
     """Images of one split, brought to `size` and to mean 0 and variance 1 per channel (of the training images)."""
 
     pixels: Tensor
@@ -135,9 +141,6 @@ class Images:
     """(channels, 1, 1), as std"""
     std: Tensor
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def to(self, device: torch.device) -> Images:
         pixels, labels, mean, std = (t.to(device) for t in (self.pixels, self.labels, self.mean, self.std))
         return Images(pixels, labels, self.size, mean, std)
@@ -147,13 +150,6 @@ class Images:
         n = len(self)
         order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
         return _cut(order, torch.ones(n, dtype=torch.int64), size, self.labels.device)
-
-    @property
-    def counts(self) -> Tensor:
-        return torch.ones_like(self.labels)
-
-    def answers(self, batch: MiniBatch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return logits, self.labels[batch.rows], batch.rows
 
     def take(self, batch: MiniBatch, *, training: bool = False) -> tuple[Tensor]:
         """These images, (batch, channels, size, size); when training each shifted by up to 1/8 and perhaps mirrored."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attsvm.checks import as_real
+from attsvm.checks import as_share
 from attsvm.errors import AttsvmError
 from attsvm.transformer._data import Images, Texts
 from attsvm.transformer._evaluate import evaluate
@@ -59,8 +59,7 @@ def weight_summary(model: nn.Module) -> dict[str, Any]:
 @contextmanager
 def pruned(model: nn.Module, share: float) -> Iterator[None]:
     """Inside the block, the smallest `share` of all query, key and value weights is 0; afterwards all is as before."""
-    if as_real("share", share, 0.0) > 1:
-        raise AttsvmError(f"share must be between 0 and 1, but got {share}.")
+    as_share("share", share)
     matrices = [matrix for of_kind in attention_weights(model).values() for matrix in of_kind]
     kept = [matrix.detach().clone() for matrix in matrices]
     sizes = torch.cat([matrix.flatten() for matrix in kept]).abs()

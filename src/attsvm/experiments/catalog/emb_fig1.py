@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attsvm.experiments._experiment import Experiment
-from attsvm.experiments._token_figures import two_layer_checks, two_layer_figure
+from attsvm.experiments import Experiment
+from attsvm.experiments._token_figures import review_figure, two_layer_checks
 from attsvm.experiments.tokens import run_reviews
 
 EXPERIMENT = Experiment(
@@ -17,13 +17,12 @@ EXPERIMENT = Experiment(
     needs=("imdb",),
     accepts=("bert",),
     run=run_reviews,
-    figure=two_layer_figure,
+    figure=review_figure,
     checks=two_layer_checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: params["epochs"] * params["d"] * 0.5,
-    remark="d = 128, few epochs, and the learning rate reduced at 1/5 and 2/5 of them. A step of AdamW moves v by "
+    remark="d = 128, fewer epochs, and the learning rate reduced at 1/5 and 2/5 of them. A step of AdamW moves v by "
     "up to lr in every coordinate, and so the output of a layer-normed row by up to 0.8·lr·d: by 16 with the "
     "paper's lr = 0.01 and d = 2048. What came of d = 2048 is in docs/papers.md. Layer norm has no parameters here. "
     "Batches hold reviews of similar length. With --quick: d = 32.",

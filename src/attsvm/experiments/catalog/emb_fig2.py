@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from attsvm.embeddings import SIZES, AdamWPlan, KLevel
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._token_figures import scatter, token_checks
 from attsvm.experiments.tokens import stacked, trained_tokens
 
@@ -52,7 +51,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 500.0 if params["size"] == PAPER else 3.0,
     remark="The paper does not say how many sequences it draws; here n = 8,192, so that nearly all tokens are seen 50 "
     "times. Sizes are |S_k| = 4 + 2^k, which add up to 2,048, and not the printed 4 + 2^(k−1). The paper says that all "

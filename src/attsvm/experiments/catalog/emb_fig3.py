@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
-from attsvm.experiments._token_figures import JOINT, NAMES, scatter, token_checks
+from attsvm.experiments import Check, Experiment, Rows
+from attsvm.experiments._token_figures import JOINT, NAMES, review_figure, token_checks
 from attsvm.experiments.tokens import run_reviews
 
 EPOCHS = {"imdb": 50, "yelp": 500}
-
-
-@styled
-def figure(rows: Rows) -> Figure:
-    names = rows.values("data")
-    figure, axes = new_figure(len(names), 2, (9, 3.4 * len(names)))
-    for row, name in zip(axes, names):
-        cell = rows.where(data=name)
-        scatter(row[0], cell, "p", f"{NAMES[name]}, attention")
-        scatter(row[1], cell, "v", f"{NAMES[name]}, direction")
-    return finish(figure)
 
 
 def checks(rows: Rows) -> list[Check]:
@@ -38,13 +25,13 @@ EXPERIMENT = Experiment(
     needs=("imdb", "yelp"),
     accepts=("bert",),
     run=run_reviews,
-    figure=figure,
+    figure=review_figure,
     checks=checks,
     trials=3,
     quick=1,
     batch=1,
     cost=lambda params: params["epochs"] * params["d"] * (0.02 if params["data"] == "imdb" else 0.0002),
-    remark="Drawn from N(0, I/d), since the paper does not say how it starts; three seeds, each with its own start and "
+    remark="E and p start from N(0, I/d), since the paper does not say how; three seeds, each with its own start and "
     "order. IMDB is trained for 50 epochs, with the learning rate reduced at 10 and 20 (the paper: 500, 100 and 200). "
     "Yelp is cut to texts of 1,000 to 1,500 characters as in the paper, and balanced: with unequal classes (37) is not "
     "0 for a token that says nothing (decided after a run without balancing, in which ⟨E, p⟩ had a correlation of "

@@ -21,10 +21,9 @@ from attsvm.embeddings import (
     token_kinds,
     train_embeddings,
 )
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.tokens import stacked
 from attsvm.svm import EmbeddingProblem, MarginProblem, MaxMargin, embedding_svm, solve
 
@@ -255,7 +254,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 15 + params["epochs"] * params["d"] * 0.015 + params["d"] * 0.03,
     remark="Theorem 5 speaks of the flow on p alone, for data in which every sequence has one completely positive or "
     "negative token. Reviews are not such data: training weighs many words of a review, p stays of moderate size, and "

@@ -11,10 +11,9 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.diagnostics import misalignment
 from attsvm.embeddings import Embeddings, Sequences, descend, initial_embeddings, single_important, slopes
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.objective import scaled_gradient
 
 N, T, IMPORTANT, IRRELEVANT, D = 8, 4, 2, 5, 64
@@ -178,7 +177,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=3,
-    batch=20,
     cost=lambda params: 0.4,
     remark="Data of Assumption 4: eight sequences of four tokens, d = 64. With p fixed, ‖p‖ = 1, and W_KQ trained "
     "in its place (E too) the equality is exact. With both trained it is one of the limit: E is fixed after a first "

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from attsvm.embeddings import KLevel, Sequences, descend, initial_embeddings, signed_frequency, single_important
-from attsvm.experiments._checks import Check, at_most
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 SIZE, N, T, FAILURE = 50, 40, 12, 0.05
 """|S|, sequences, their length, and δ."""

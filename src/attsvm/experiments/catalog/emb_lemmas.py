@@ -11,10 +11,9 @@ from attsvm.data import TokenData
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.embeddings import signed_frequency
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import ratio_checks, ratio_figure
 from attsvm.experiments.catalog.emb_thm5 import MODERATE, STATED, cls_data, prepared, sizes
 from attsvm.objective import gradient

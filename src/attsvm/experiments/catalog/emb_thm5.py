@@ -21,10 +21,9 @@ from attsvm.embeddings import (
     initial_embeddings,
     single_important,
 )
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import embedding_svm, gen_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -207,7 +206,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=2,
-    batch=20,
     times=lambda params: {STATED: 1, ONE_SMALL: 10}.get(params["case"], 5),
     cost=lambda params: 0.5 if params["case"] == STATED else 0.06,
     remark="(10) asks for η₀ ≥ 4n²T² and d ≥ (88η₀² + …)⁸, that is d ~ 10⁷³ for n = 8, T = 4: vectors are drawn in "

@@ -16,9 +16,8 @@ from attsvm.embeddings import (
     train_embeddings,
     two_layer_output,
 )
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, dots, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.rank_correlation import spearman
 
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4)

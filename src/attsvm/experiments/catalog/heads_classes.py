@@ -10,10 +10,9 @@ import torch
 
 from attsvm.data import attended_classes, sphere, trial_streams
 from attsvm.dynamics import Growing, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share, median
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import saturated
 from attsvm.geometry import Lp, Spectral
 
@@ -96,7 +95,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=16,
-    batch=64,
     cost=lambda params: 0.2,
     remark=f"n, T, d = {N}, {T}, {D}; random labels and unit vectors V.",
 )

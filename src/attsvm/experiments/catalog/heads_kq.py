@@ -11,10 +11,10 @@ from torch import Tensor
 from attsvm.data import TokenData, class_data, next_token_data, of_heads, several_heads, sphere, trial_streams
 from attsvm.diagnostics import margin_ratio, numerical_rank
 from attsvm.dynamics import Gaussian, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, median
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.experiments.catalog.ntp_graph import ORDERED, draw
 from attsvm.objective import Added
@@ -134,22 +134,17 @@ def figure(rows: Rows) -> Figure:
     parts = _parts(rows)
     table = np.array([[median(part[f"efficiency_{norm}"]) for norm in NORMS] for part in parts.values()])
     figure, axes = new_figure(1, 1, (6, 0.45 * len(parts) + 1.4))
-    words = [[f"{share:.3f}" for share in row] for row in table]
-    bold = [[norm == "nuclear" for norm in NORMS]] * len(parts)
     labels = [f"{name}, rank {median(p['rank']):g} (SVM {median(p['rank_svm']):g})" for name, p in parts.items()]
     title = "K, Q by gradient descent: share of the largest margin"
-    margin_map(axes[0][0], table, words, bold, list(NORMS.values()), labels, title)
+    margin_map(axes[0][0], table, NORMS, ["nuclear"] * len(parts), labels, title)
     return figure
 
 
 def checks(rows: Rows) -> list[Check]:
     found = []
     for name, part in _parts(rows).items():
-        own = median(part["efficiency_nuclear"])
-        found.append(at_least(f"{name}: median share of the nuclear margin", own, 0.95, "goes to the nuclear margin"))
-        best = max(median(part[f"efficiency_{norm}"]) for norm in NORMS if norm != "nuclear")
-        words = f"{name}: largest median share of another norm's margin"
-        found.append(at_most(words, best, own, "stays away from the other margins"))
+        shares = {words: median(part[f"efficiency_{norm}"]) for norm, words in NORMS.items()}
+        found += margin_checks(name, shares, NORMS["nuclear"], 0.95)
         if name == PARTS[MLP][0]:
             words = f"{name}: share of trials in which it does not saturate"
             mixed = "above an MLP a mean of tokens may serve better than any one of them"
@@ -171,7 +166,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.3,
     remark=f"{STEPS} normalised steps with a penalty of 1e-60 (‖K‖² + ‖Q‖²). Ranks count singular values "
     "above a thousandth of the largest.",

@@ -8,10 +8,9 @@ import torch
 from attsvm.data import of_heads, several_heads, sphere, trial_streams
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.objective import Added
 
 OWN, SHARED = "own v", "one v for all"
@@ -107,7 +106,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=16,
-    batch=64,
     quick_grid={"heads": [2]},
     cost=lambda params: 0.1 * params["heads"],
     remark="n = 4, T = 6, d = 8. The loss is the logistic loss of the sum of the heads' outputs. The heads are queries "

@@ -8,10 +8,9 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, median, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.svm import att_svm, solve
 
@@ -117,7 +116,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.4,
     remark="x¹ = x + ½ Σ s x in the first layer, Σ s x¹ in the second, then a fixed linear head. Gradients are exact "
     "however far both layers have saturated. With a weight of 1 instead of ½ two tokens that attend to each other turn "

@@ -11,10 +11,9 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import forgetting_time
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share, share_columns
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Mahalanobis
 
 
@@ -203,7 +202,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
     quick_grid={"horizon": [20_000]},
     cost=lambda params: min(SETTINGS[params["setting"]].steps, params["horizon"]) * 4e-6,
     remark="Random problems with n = 6, T = 8, d = 10; the SVMs are those of the tokens that each run selected. A "

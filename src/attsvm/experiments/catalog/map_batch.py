@@ -10,10 +10,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import margin_ratio, margins
 from attsvm.dynamics import Adam, Batches, Muon, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import att_svm, solve
 
@@ -128,8 +127,7 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
-    quick_grid={"steps": [3000], "batch": ["all 6", "3", "1", "1, drawn with replacement"]},
+    quick_grid={"steps": [3000]},
     cost=lambda params: (1.2e-5 if RULES[params["rule"]].norm == "spectral" else 4e-6) * 5 * params["steps"] / 3,
     remark="Random problems with n = 6, T = 8, d = 10. Samples are drawn anew every epoch, each trial by its own seed.",
 )

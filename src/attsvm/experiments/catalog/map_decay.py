@@ -10,10 +10,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Adam, Decaying, Lion, Muon, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral, parse_geometry
 from attsvm.objective import scaled_gradient
 
@@ -137,7 +136,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
     quick_grid={"steps": [3000]},
     cost=lambda params: (1.2e-5 if RULES[params["rule"]].norm == "spectral" else 4e-6) * 5 * params["steps"] / 3,
     remark="Random problems with n = 6, T = 8, d = 10. The KKT residual is 1 − ⟨−∇L, W⟩/(‖∇L‖_* ‖W‖): it is 0 where W "

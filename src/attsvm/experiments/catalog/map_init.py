@@ -9,10 +9,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Adam, Gaussian, Growing, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 
 RULES: dict[str, tuple[Rule, Any, int]] = {
@@ -85,7 +84,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.15,
     version=2,
     remark="Random problems with n = 6, T = 8, d = 10; W(0) has independent normal entries.",

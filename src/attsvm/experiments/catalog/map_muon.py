@@ -9,10 +9,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Muon, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import share_columns
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 
 class Setting(NamedTuple):
@@ -100,7 +99,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=8,
-    batch=32,
     quick_grid={"horizon": [3000]},
     cost=lambda params: min(SETTINGS[params["setting"]].steps, params["horizon"]) * 1.5e-5,
 )

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from attsvm.data import TokenData, sphere, trial_streams
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
 NORMS = {"l1": "ℓ1", "l1.5": "ℓ1.5", "l2": "ℓ2", "linf": "ℓ∞", "nuclear": "nuclear", "spectral": "spectral"}
@@ -152,7 +151,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=48,
     quick=4,
-    batch=48,
     version=2,
     cost=lambda params: 1.0,
     remark=f"{SAMPLES} samples of {TOKENS} tokens in {D} dimensions to learn from, {TEST} to test; the limits come "

@@ -9,10 +9,10 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import SERIES, Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 
 NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral", "l1.5": "ℓ1.5", "l1": "ℓ1"}
@@ -69,10 +69,10 @@ def figure(rows: Rows) -> Figure:
     ax = axes[0][0]
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     words = [[_in_words(rows, rule, norm) for norm in NORMS] for rule in rules]
-    bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
+    suited = [RULES[rule][1] for rule in rules]
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
     title = f"share of the largest margin: median, and 10% to 90% of {count} problems"
-    margin_map(ax, table, words, bold, list(NORMS.values()), labels, title, 7)
+    margin_map(ax, table, NORMS, suited, labels, title, words, 7)
     if panels == 1:
         return figure
     own = axes[0][1]
@@ -98,15 +98,9 @@ def figure(rows: Rows) -> Figure:
 
 def checks(rows: Rows) -> list[Check]:
     found = []
-    for rule in rows.values("rule"):
-        norm = RULES[rule][1]
-        own = _median(rows, rule, norm)
-        best = max((other for other in NORMS if other != norm), key=lambda other: _median(rows, rule, other))
-        if rule in BARRED:
-            words = f"{rule}: median share of the {norm} margin"
-            found.append(at_least(words, own, 0.99, f"goes to the {norm} margin"))
-            words = f"{rule}: largest median share of another norm's margin ({best})"
-            found.append(at_most(words, _median(rows, rule, best), own, "stays away from the other margins"))
+    for rule in (rule for rule in rows.values("rule") if rule in BARRED):
+        shares = {words: _median(rows, rule, norm) for norm, words in NORMS.items()}
+        found += margin_checks(rule, shares, NORMS[RULES[rule][1]], 0.99)
     for size in rows.values("size"):
         if size != MAIN:
             worst = min(BARRED, key=lambda rule: _median(rows, rule, RULES[rule][1], size))

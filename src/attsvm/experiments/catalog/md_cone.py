@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import constants, directional_bregman, radius
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import at_unit_size
 from attsvm.geometry import Lp
 from attsvm.search import cone_start
@@ -109,7 +108,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=50,
     quick=10,
-    batch=50,
     cost=lambda params: 0.05,
     remark="The cone of the proofs starts at 10⁵ to 10⁷ times ‖W_mm‖, where plain steps are below 10^(−10⁵) and move "
     "nothing in float64: steps are normalised, and grow with ‖θ‖ but less than it. n = T = 2, d = 6, where every token "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.data import example1
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import Figure
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.plots import Solution, separation_figure
 from attsvm.svm import att_svm, solve
 from attsvm.tolerances import SHARP
@@ -66,7 +65,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     remark="The printed W is the solution for p = 2; the one constraint 25 w₁ − 5 w₂ ≥ 1 gives "
     "[0.03672, 0; −0.01642, 0] for p = 3.",
 )

@@ -7,10 +7,9 @@ from itertools import product
 import numpy as np
 
 from attsvm.data import example1
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import BLUE, ORANGE, SKY, Figure, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import head_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -75,5 +74,4 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
 )

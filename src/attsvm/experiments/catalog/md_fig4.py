@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import directional_bregman
 from attsvm.dynamics import Growing, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 P = (1.75, 2, 3)
 STEPS = {"constant": {1.75: 1500, 2: 2000, 3: 20000}, "growing": {1.75: 1500, 2: 2000, 3: 5000}}
@@ -96,7 +95,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.6 if params["schedule"] == "constant" else 0.3,
     remark="Training starts at W = 0 for every p, where the public scripts start at random, differently for each p. "
     "Gradients are exact; with plain ones the divergence rises again once the softmax has saturated. "

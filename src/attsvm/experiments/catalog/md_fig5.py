@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import directional_bregman
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_most
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments._draw import ORANGE, SERIES, Figure, finish, new_figure, styled
 
 STEPS = {1.75: 1500, 2: 2000, 3: 20000}
 
@@ -48,7 +47,7 @@ def figure(rows: Rows) -> Figure:
         path, ray = cell["path"][0][:, pair], cell["limit"][0, pair]
         reach = 1.1 * np.linalg.norm(path[-1]) / np.linalg.norm(ray)
         ax.plot(*path.T, color=SERIES[0].colour, marker=".", ms=4, lw=1, label=f"ℓ{p} path")
-        ax.plot([0, reach * ray[0]], [0, reach * ray[1]], color="#E69F00", ls="--", lw=2, label=f"ℓ{p} solution")
+        ax.plot([0, reach * ray[0]], [0, reach * ray[1]], color=ORANGE, ls="--", lw=2, label=f"ℓ{p} solution")
         names = [f"W[{k // 10 + 1}, {k % 10 + 1}]" for k in pair]
         ax.set(xlabel=names[0], ylabel=names[1], title=f"p = {p}: {_angle(cell):.1f}° apart at the end")
     return finish(figure)
@@ -76,7 +75,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: STEPS[params["p"]] * 4e-4,
     remark="Trial 0 of md-fig4; the two entries are those that are largest in the solution.",
 )

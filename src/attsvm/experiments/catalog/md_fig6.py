@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import example2
 from attsvm.diagnostics import direction_error
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import BLUE, ORANGE, VERMILION, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import head_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -86,7 +85,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: STEPS[params["p"]] * 5e-4,
     remark="The printed data are used; the public code uses half of them. Training starts at W = 0, v = 0, and the "
     "tokens that it then chooses depend on p.",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attsvm.experiments._checks import Check, at_least
+from attsvm.experiments import Check, Rows, at_least
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Rows
 from attsvm.experiments.catalog import md_fig6
 
 

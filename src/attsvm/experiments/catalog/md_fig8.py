@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Rows
 from attsvm.experiments.catalog import md_table1
 from attsvm.experiments.transformers import (
     KINDS,

@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import directional_bregman, is_globally_optimal, is_locally_optimal
 from attsvm.dynamics import Gaussian, Growing, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS, NEAR = 2000, 0.01
 
@@ -91,7 +90,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.03,
     remark="Gaussian starts, steps that grow with ‖W‖.",
 )

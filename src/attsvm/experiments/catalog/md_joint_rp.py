@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from attsvm.data import sphere
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 
 
@@ -51,7 +50,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=20,
     quick=4,
-    batch=20,
     cost=lambda params: 0.3,
     remark="With r = R (right panel) the distance of W need not vanish: Assumption B fails where a sample is no "
     "support vector of the label SVM (docs/papers.md). The checks are about r = √R. n = T = 3, d = 4.",

@@ -9,10 +9,9 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import constants, excess_loss
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import at_unit_size, draw, inner, ratio_checks, ratio_figure
 from attsvm.geometry import Lp
 from attsvm.objective import gradient

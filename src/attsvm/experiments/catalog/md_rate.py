@@ -8,10 +8,9 @@ import torch
 from attsvm.data import sphere
 from attsvm.diagnostics import PRINTED, directional_bregman, fit_rate, is_locally_optimal, theorem_rate
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 LR = 1.0
 
@@ -86,7 +85,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=32,
     quick=10,
-    batch=32,
     cost=lambda params: 2e-6 * params["steps"],
     remark="The paper has no experiment on these rates. n = 3, T = 4, d = 6, η = 1, start at 0, which is outside the "
     "cone that the theorems ask for; the trials that end at locally optimal tokens are judged.",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from attsvm.data import sphere
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 
 
@@ -40,7 +39,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.1,
     remark="The paper has no experiment on these paths. n = 4, T = 5, d = 6, score gap ≥ 0.1.",
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Experiment, Rows
 from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Experiment, Rows
 from attsvm.experiments.transformers import (
     FINISHED,
     IMDB,
@@ -190,7 +189,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     needs=(SOURCE,),
     checkpoints=True,
     version=2,

@@ -11,10 +11,10 @@ import torch
 from attsvm.data import class_data, trial_streams
 from attsvm.diagnostics import margin_ratio
 from attsvm.dynamics import Adam, Growing, Muon, Rule, Steepest, train
-from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
+from attsvm.experiments._arrays import array, median
+from attsvm.experiments._checks import margin_checks
 from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import multiclass_svm, solve
 
@@ -46,7 +46,7 @@ def run(params: Params, trials: range, device: str) -> Columns:
 
 
 def _median(rows: Rows, rule: str, norm: str) -> float:
-    return float(np.nanmedian(rows.where(rule=rule)[f"efficiency_{norm}"]))
+    return median(rows.where(rule=rule)[f"efficiency_{norm}"])
 
 
 @styled
@@ -54,24 +54,18 @@ def figure(rows: Rows) -> Figure:
     rules = rows.values("rule")
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])
     figure, axes = new_figure(1, 1, (5.5, 0.45 * len(rules) + 1.4))
-    words = [[f"{share:.3f}" for share in row] for row in table]
-    bold = [[RULES[rule][1] == norm for norm in NORMS] for rule in rules]
+    suited = [RULES[rule][1] for rule in rules]
     labels = [f"{rule}, {RULES[rule][3]:,} steps" for rule in rules]
     title = "cross-entropy: share of Crammer and Singer's margin"
-    margin_map(axes[0][0], table, words, bold, list(NORMS.values()), labels, title)
+    margin_map(axes[0][0], table, NORMS, suited, labels, title)
     return figure
 
 
 def checks(rows: Rows) -> list[Check]:
     found = []
     for rule in rows.values("rule"):
-        norm = RULES[rule][1]
-        own = _median(rows, rule, norm)
-        words = f"{rule}: median share of the {NORMS[norm]} margin"
-        found.append(at_least(words, own, 0.97, f"goes to the {NORMS[norm]} margin"))
-        best = max(_median(rows, rule, other) for other in NORMS if other != norm)
-        words = f"{rule}: largest median share of another norm's margin"
-        found.append(at_most(words, best, own, "stays away from the other margins"))
+        shares = {words: _median(rows, rule, norm) for norm, words in NORMS.items()}
+        found += margin_checks(rule, shares, NORMS[RULES[rule][1]], 0.97)
     return found
 
 
@@ -88,7 +82,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     cost=lambda params: 0.25,
     remark=f"{N} random samples in {D} dimensions with {CLASSES} random classes. Data are separable in every trial.",
 )

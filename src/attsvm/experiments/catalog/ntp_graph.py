@@ -11,10 +11,9 @@ from torch import Tensor
 from attsvm.data import next_token_data, trial_streams
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Growing, Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._parts import finite_component
 from attsvm.svm import graph_finite_part, graph_svm, solve
 
@@ -121,7 +120,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     quick_grid={"horizon": [3000]},
     cost=lambda params: params["horizon"] * 3e-5,
     remark=f"{SAMPLES} sequences of {TOKENS} distinct tokens out of {VOCABULARY}, with random orthonormal embeddings.",

@@ -8,10 +8,9 @@ import torch
 from attsvm.data import class_data, trial_streams
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Steepest, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._parts import finite_component
 from attsvm.svm import ntp_finite_part, ntp_svm, solve
 
@@ -92,7 +91,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=64,
     quick=8,
-    batch=64,
     quick_grid={"horizon": [3000]},
     cost=lambda params: params["horizon"] * 3e-5,
     remark=f"{CONTEXTS} random contexts, {VOCABULARY} tokens; the three next tokens of a context were seen "

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.data import sphere
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.search import basins
 
 SCALES = (0.0, 0.1, 1.0, 10.0)
@@ -98,7 +97,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=10,
-    batch=60,
     version=2,
     cost=lambda params: 0.1,
     remark="n = T = 3: all 27 token choices of every problem are solved. Starts are Gaussian; steps are normalised, "

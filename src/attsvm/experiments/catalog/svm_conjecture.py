@@ -8,10 +8,9 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere
 from attsvm.diagnostics import assumption_b1, assumption_d, is_locally_optimal, misalignment
 from attsvm.dynamics import Gaussian, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 SIZES = {"n = 2, T = 3, d = 6": (2, 3, 6), "n = 3, T = 2, d = 4": (3, 2, 4), "n = 3, T = 3, d = 10": (3, 3, 10)}
 STEPS, MORE, LR, STRIDE = 400, 8000, 0.1, 0.02

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import assumption_b2, assumption_c, has_unique_optimum, lipschitz_constant
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.search import Descent, falsify, optimal_tokens_lead
 from attsvm.svm import att_svm, solve
 

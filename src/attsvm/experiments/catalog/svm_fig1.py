@@ -9,10 +9,9 @@ import numpy as np
 from attsvm.data import figure1
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import BLUE, VERMILION, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 2000
 TRIAL = 1
@@ -114,7 +113,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 1.0,
     remark="The paper prints no coordinates; these are random ones in the same setting.",
 )

@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import misalignment, numerical_rank
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._checks import Check, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
 STEPS, D = 2000, 20
@@ -78,7 +77,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 0.02 + 2e-4 * params["n"] * params["T"],
     remark="The nuclear solutions here have rank well below n (see svm-fig4), so m need not reach n.",
 )

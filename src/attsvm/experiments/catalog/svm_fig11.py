@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attsvm.experiments._checks import Check, at_least
+from attsvm.experiments import Check, Rows, at_least
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Rows
 from attsvm.experiments.catalog import svm_fig8
 
 GAMMAS = 10.0 ** np.arange(-16, -5, 1)

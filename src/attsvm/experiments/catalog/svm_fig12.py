@@ -7,9 +7,8 @@ from numpy.random import Generator, Philox
 
 from attsvm.data import orthonormal
 from attsvm.errors import AttsvmError
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._draw import SERIES, Figure, bars, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.catalog.svm_fig9 import trained_columns
 
 CANDIDATES = 64
@@ -94,7 +93,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=30,
-    batch=100,
     cost=lambda params: 0.03,
     remark="λ is uniform in the interval that the lemma allows. The exact optimum is computed beside the trained one.",
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attsvm.experiments._checks import Check
+from attsvm.experiments import Check, Rows
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Rows
 from attsvm.experiments.catalog import svm_fig5
 
 

@@ -10,10 +10,9 @@ from torch.nn.functional import softplus
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import BLUE, GREEN, SERIES, VERMILION, Axes, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import MarginProblem, solve
 from attsvm.tolerances import SHARP
 
@@ -166,7 +165,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.01,
     remark="The paper's figure is a drawing. Here both are trained, in the plane, with z = 1, by normalised steps of "
     "0.1. Stars are optimal tokens, dashed lines lie at margin 1 behind them; the arrow is the trained direction.",

@@ -6,10 +6,9 @@ import numpy as np
 
 from attsvm.data import sphere
 from attsvm.diagnostics import numerical_rank
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
 RULE, GAP = 1e-4, 1e-9

@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import assumption_b1, is_globally_optimal, is_locally_optimal, misalignment
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Axes, Figure, bars, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.svm import att_svm, solve
 
 STEPS = 2000
@@ -99,6 +98,5 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=500,
     quick=40,
-    batch=500,
     cost=lambda params: 0.01 * (1 + params["d"] / 10),
 )

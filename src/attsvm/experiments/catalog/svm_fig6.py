@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import is_globally_optimal
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 1000
 SIZES = {"(a) T = 5": [(5, 5), (10, 5), (20, 5)], "(b) n = 5": [(5, 5), (5, 10), (5, 20)]}
@@ -77,7 +76,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=10,
-    batch=100,
     cost=lambda params: 2e-6 * STEPS * params["n"] * params["d"] ** 2 / 1000,
     remark="The paper gives neither the number of trials nor the dimensions; these are ours.",
 )

@@ -7,10 +7,9 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Growing, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, as_in_paper, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 2000
 
@@ -80,7 +79,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.05,
     remark="The paper gives no number of steps; 2,000 are those of its Figure 8. (K, Q) is trained with the paper's "
     "own penalty 2.2e-16·(‖K‖² + ‖Q‖²): without it KQᵀ nears the nuclear solution only like 1/log k.",

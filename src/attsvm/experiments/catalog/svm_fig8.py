@@ -10,10 +10,9 @@ import torch
 from attsvm.data import MLPHead, TokenData, sphere
 from attsvm.diagnostics import misalignment, predictions
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, band, dots, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS = 2000
 AT = [10, 20, 50, 100, 200, 350, 500, 750, 1000, 1250, 1500, 1750, 2000]

@@ -8,10 +8,9 @@ import torch
 from attsvm.data import QuadraticHead, TokenData, orthonormal
 from attsvm.diagnostics import misalignment, predictions
 from attsvm.dynamics import train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS, SELECTED, MASKED = 2000, 1e-3, 1e-8
 ROUNDING = 1e-12
@@ -119,7 +118,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=30,
-    batch=100,
     cost=lambda params: 0.02,
     remark="The exact optimum of Lemma 6 is a projection onto the simplex, and is drawn beside. The paper drops "
     "trials with a weight between 1e-8 and 1e-3; with our gradients hardly a trial passes that filter for λ "

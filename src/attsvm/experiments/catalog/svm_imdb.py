@@ -13,9 +13,8 @@ from torch import Tensor
 
 from attsvm.captures import Attended, capture
 from attsvm.data import TokenData
-from attsvm.experiments._checks import Check, at_least, at_most
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._draw import BLUE, SERIES, VERMILION, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.tokens import stacked
 from attsvm.models import TextTransformer
 from attsvm.svm import MaxMargin, att_svm, solve
@@ -244,7 +243,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=1,
     quick=1,
-    batch=1,
     cost=lambda params: 40 + 0.003 * params["train"] + 0.15 * params["reviews"],
     remark="The model is the text transformer of the mirror-descent paper with two layers, one head and width 16, "
     "trained for three epochs of AdamW on the first 128 tokens of the training reviews; the reviews are test reviews "

@@ -13,10 +13,9 @@ from attsvm.diagnostics import (
     lipschitz_constant,
     margins,
 )
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit, second_best
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import Figure
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._lemmas import draw, inner, ratio_checks, ratio_figure
 from attsvm.geometry import Frobenius
 from attsvm.objective import gradient, scaled_gradient

@@ -7,10 +7,9 @@ import torch
 
 from attsvm.data import sphere
 from attsvm.diagnostics import in_cone_epsilon, is_locally_optimal, separation
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, second_best
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 from attsvm.svm import att_svm, solve
 
@@ -68,7 +67,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=12,
-    batch=100,
     cost=lambda params: 0.1,
     remark="α is the second best token of the first sequence and the best of the others; trials count where it is "
     "locally optimal and its solution lies inside a cone (Lemma 16 says always; where a query has "

@@ -7,10 +7,9 @@ import torch
 
 from attsvm.data import sphere
 from attsvm.diagnostics import numerical_rank
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.paths import regularization_path
 
 N, T, D = 2, 3, 5
@@ -100,7 +99,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=8,
-    batch=60,
     cost=lambda params: 0.3,
     remark="The paper has no experiment on these. n = 2, T = 3, d = 5.",
 )

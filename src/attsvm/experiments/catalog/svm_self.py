@@ -10,10 +10,9 @@ import torch
 
 from attsvm.data import LinearHead, QuadraticHead, TokenData, sphere
 from attsvm.diagnostics import assumption_e
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._checks import Check, at_least
 from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 
 N, T, D = 2, 3, 8
@@ -93,7 +92,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=60,
     quick=8,
-    batch=60,
     cost=lambda params: 0.2,
     remark="The paper has no experiment on these. n = 2, T = 3, d = 8 on paths; the convex head is vᵀx + 0.2‖x‖², with "
     "labels +1 and tokens of length 0.7 to 1.3.",

@@ -10,10 +10,9 @@ import torch
 from attsvm.data import LinearHead, TokenData, sphere
 from attsvm.diagnostics import is_locally_optimal, misalignment
 from attsvm.dynamics import Growing, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._checks import Check, at_least, at_most
 from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 
 STEPS, N, T, D = 2000, 2, 4, 10
 
@@ -83,7 +82,6 @@ EXPERIMENT = Experiment(
     checks=checks,
     trials=100,
     quick=20,
-    batch=100,
     cost=lambda params: 0.03,
     remark="The paper has no experiment on this. n = 2, T = 4, d = 10, growing steps.",
 )

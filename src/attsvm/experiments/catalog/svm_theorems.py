@@ -24,10 +24,9 @@ from attsvm.diagnostics import (
     sufficient_first_step,
 )
 from attsvm.dynamics import Gaussian, Trajectory, train
+from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit, second_best
-from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
-from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
+from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
 from attsvm.geometry import Frobenius
 from attsvm.objective import gradient
 from attsvm.search import counterexample, wrong_for_good
@@ -94,6 +93,9 @@ REFUTED_6 = (
     "have moved, and without its gradient the others may turn round. The counter-example below is proved in "
     "docs/papers.md, with the first step that is large enough."
 )
+
+
+CASES = (DIVERGES, ONE, NEARLY, EQUAL_ZERO, *EQUAL, COUNTER, FIRST, COUNTER_6, SCHEDULED, LARGE, LOCAL)
 
 
 def _equal_scores(data: TokenData) -> TokenData:
@@ -272,43 +274,39 @@ def _share(rows: Rows, case: str, applies: bool | None = True) -> tuple[float, i
     return (float(cell["outcome"][chosen].mean()) if chosen.any() else np.nan), int(chosen.sum())
 
 
+SHOWN: dict[str, tuple[str, bool | None]] = {
+    "SVM feasible, d = max(T − 1, n)": (FEASIBLE[0], None),
+    "SVM feasible, d < T − 1": (FEASIBLE[1], None),
+    "‖W‖ grows, equal scores": (DIVERGES, True),
+    "global: equal scores, n = 1, any start": (ONE, True),
+    "global: nearly equal scores, n = 1, any start": (NEARLY, True),
+    "global: equal scores, n = 4, from W = 0": (EQUAL_ZERO, True),
+    "global: equal scores, n = 4, any start": (EQUAL[0], True),
+    "global: other scores, n = 4, any start": (EQUAL[1], None),
+    "global: Assumption C, from W = 0": (FIRST, True),
+    "global: not C, from W = 0": (FIRST, False),
+    "global: Assumption C, large first step": (LARGE, True),
+    "stays with local tokens, from near": (LOCAL, True),
+}
+"""The cases of the figure, and whether they count where the assumptions hold, where they do not, or always."""
+STATED = {case: name for name, case in PLAIN.items()}
+
+
 @styled
 def figure(rows: Rows) -> Figure:
-    shown = {
-        "SVM feasible, d = max(T − 1, n)": _share(rows, FEASIBLE[0], None)[0],
-        "SVM feasible, d < T − 1": _share(rows, FEASIBLE[1], None)[0],
-        "‖W‖ grows, equal scores": _share(rows, DIVERGES)[0],
-        "global: equal scores, n = 1, any start": _share(rows, ONE)[0],
-        "global: nearly equal scores, n = 1, any start": _share(rows, NEARLY)[0],
-        "global: equal scores, n = 4, from W = 0": _share(rows, EQUAL_ZERO)[0],
-        "global: equal scores, n = 4, any start": _share(rows, EQUAL[0])[0],
-        "global: other scores, n = 4, any start": _share(rows, EQUAL[1], None)[0],
-        "global: Assumption C, from W = 0": _share(rows, FIRST)[0],
-        "global: not C, from W = 0": _share(rows, FIRST, False)[0],
-        "global: Assumption C, large first step": _share(rows, LARGE)[0],
-        "stays with local tokens, from near": _share(rows, LOCAL)[0],
-    }
-    plain = {
-        "global: equal scores, n = 1, any start": ONE,
-        "global: nearly equal scores, n = 1, any start": NEARLY,
-        "global: equal scores, n = 4, from W = 0": EQUAL_ZERO,
-        "global: equal scores, n = 4, any start": EQUAL[0],
-        "global: Assumption C, from W = 0": FIRST,
-        "stays with local tokens, from near": LOCAL,
-    }
-    stated = {case: name for name, case in PLAIN.items()}
     figure, axes = new_figure(1, 1, (7.5, 4.6))
-    ax, place = axes[0][0], {name: k for k, name in enumerate(shown)}
-    found = ax.barh(list(place.values()), [100 * x for x in shown.values()], 0.7, color=SERIES[0].colour)
+    ax = axes[0][0]
+    found = ax.barh(range(len(SHOWN)), [100 * _share(rows, *shown)[0] for shown in SHOWN.values()], 0.7, color=BLUE)
     ax.bar_label(found, fmt="%.1f", padding=3)
+    plain = [(k, case) for k, (case, applies) in enumerate(SHOWN.values()) if case in STATED and applies]
     ax.plot(
-        [100 * _share(rows, stated[case])[0] for case in plain.values()],
-        [place[name] for name in plain],
+        [100 * _share(rows, STATED[case])[0] for _, case in plain],
+        [k for k, _ in plain],
         SERIES[1].marker,
         color=SERIES[1].colour,
         label="plain GD, η = 1/L_W, as stated",
     )
-    ax.set(yticks=list(place.values()), yticklabels=list(place), xlim=(0, 112), ylim=(len(shown) - 0.5, -0.5))
+    ax.set(yticks=range(len(SHOWN)), yticklabels=list(SHOWN), xlim=(0, 112), ylim=(len(SHOWN) - 0.5, -0.5))
     ax.set(xlabel=f"% of the trials that meet the assumptions, of {len(rows.where(case=ONE))} drawn")
     return finish(figure, legend="outside")
 
@@ -334,7 +332,6 @@ def checks(rows: Rows) -> list[Check]:
 
     one, counter, local, sixth = (rows.where(case=case) for case in (ONE, COUNTER, LOCAL, COUNTER_6))
     ratio = (local["misalignment"] / local["before"])[local["applies"]]
-    stated = {case: name for name, case in PLAIN.items()}
     return [
         share("the SVM is feasible with d = max(T − 1, n)", FEASIBLE[0], "feasible almost surely", None),
         differs("with d < T − 1 it need not be", FEASIBLE[1]),
@@ -410,17 +407,17 @@ def checks(rows: Rows) -> list[Check]:
         ),
         share("a start near a locally optimal solution stays with its tokens", LOCAL, "Theorem 7, for ‖W(0)‖ ≥ R"),
         at_most("near start: largest 1 − corr over that of the start", float(np.max(ratio)), 0.99, "Theorem 7"),
-        share("plain GD, equal scores, n = 1: no wrong token that is final", stated[ONE], "Theorem 4"),
-        share("plain GD, scores equal up to 1e-3, n = 1: none either", stated[NEARLY], "Theorem 5"),
+        share("plain GD, equal scores, n = 1: no wrong token that is final", STATED[ONE], "Theorem 4"),
+        share("plain GD, scores equal up to 1e-3, n = 1: none either", STATED[NEARLY], "Theorem 5"),
         share(
             "plain GD, equal scores, n = 4, from W = 0: none either",
-            stated[EQUAL_ZERO],
+            STATED[EQUAL_ZERO],
             "Theorem 4",
             why=REFUTED,
         ),
-        share("plain GD, equal scores, n = 4, from any start: none either", stated[EQUAL[0]], "Theorem 4", why=REFUTED),
-        share("plain GD, Assumption C, from W = 0: none either", stated[FIRST], "Theorem 6", why=REFUTED_6),
-        share("plain GD from near a locally optimal solution stays with its tokens", stated[LOCAL], "Theorem 7"),
+        share("plain GD, equal scores, n = 4, from any start: none either", STATED[EQUAL[0]], "Theorem 4", why=REFUTED),
+        share("plain GD, Assumption C, from W = 0: none either", STATED[FIRST], "Theorem 6", why=REFUTED_6),
+        share("plain GD from near a locally optimal solution stays with its tokens", STATED[LOCAL], "Theorem 7"),
     ]
 
 
@@ -430,29 +427,12 @@ EXPERIMENT = Experiment(
     paper="TF-as-SVM, Theorems 1 and 3 to 8",
     statement="The SVM is feasible for d ≥ max(T − 1, n); GD goes to the global solution if all non-optimal scores are "
     "equal (from any start) or if the first gradient separates (from W = 0), and to a local one from near it.",
-    grid={
-        "case": [
-            *FEASIBLE,
-            DIVERGES,
-            ONE,
-            NEARLY,
-            EQUAL_ZERO,
-            *EQUAL,
-            COUNTER,
-            FIRST,
-            COUNTER_6,
-            SCHEDULED,
-            LARGE,
-            LOCAL,
-            *PLAIN,
-        ]
-    },
+    grid={"case": [*FEASIBLE, *CASES, *PLAIN]},
     run=run,
     figure=figure,
     checks=checks,
     trials=500,
     quick=40,
-    batch=500,
     cost=lambda params: 0.01,
     version=6,
     remark="The paper has no experiment on these. n = 4 or 1, T = d = 5, score gap ≥ 0.1; starts of Theorems 4 and 5 "
