@@ -1,8 +1,9 @@
 """What holds for every test: no example of Hypothesis is judged by the clock, failures can be repeated, and tests side
-by side take one thread each."""
+by side take one thread each, and Ctrl-C interrupts as usual."""
 
 import gc
 import os
+import signal
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded: threads that wait for a core took 15 times as long
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,3 +21,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 20)
+
+
+def pytest_runtest_setup() -> None:
+    """A job that a shell starts with & ignores Ctrl-C, and so does a command that was interrupted in this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

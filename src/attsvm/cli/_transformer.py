@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, RunFolder, console
+from attsvm.cli._common import Device, RunFolder, console, resumable
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -246,21 +246,20 @@ def fit_command(
     taught_by = None if teacher is None else load_model(teacher, tokenizer=loaded.tokenizer)
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
-    with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
-        report = _told(tell, epochs, loaded.kind)
+    bar = progress_bar(speaks and not quiet, 0, epochs, "starting")
+    with resumable(out), bar as tell, asked_to_stop() as asked:
         fitted = fit(
             loaded,
             settings,
             device=device,
             out=out,
-            stop=enough.is_set,
-            report=report,
+            stop=asked.is_set,
+            report=_told(tell, epochs, loaded.kind),
             accelerator=accelerator,
             teacher=taught_by,
         )
-    if fitted.stopped == "interrupted":
-        typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
-        raise KeyboardInterrupt
+        if fitted.stopped == "interrupted":
+            asked.obey()
     if not speaks:
         return
     done, last, best = len(fitted.history), fitted.history[-1], best_epoch(fitted.history)
