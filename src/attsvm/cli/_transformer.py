@@ -247,19 +247,19 @@ def fit_command(
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
     bar = progress_bar(speaks and not quiet, 0, epochs, "starting")
-    with resumable(out), bar as tell, asked_to_stop() as asked:
+    with resumable(out), bar as tell, asked_to_stop() as request:
         fitted = fit(
             loaded,
             settings,
             device=device,
             out=out,
-            stop=asked.is_set,
+            stop=request.is_set,
             report=_told(tell, epochs, loaded.kind),
             accelerator=accelerator,
             teacher=taught_by,
         )
         if fitted.stopped == "interrupted":
-            asked.obey()
+            request.obey()
     if not speaks:
         return
     done, last, best = len(fitted.history), fitted.history[-1], best_epoch(fitted.history)

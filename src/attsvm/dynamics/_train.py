@@ -228,7 +228,7 @@ def block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
     if parameterization not in BLOCKS:
         raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {describe(parameterization)}.")
     if parameterization != "joint" and data.head is None:
-        raise AttsvmError("data must have a head unless it is trained (joint), but these have none.")
+        raise AttsvmError("data must have a head (v in a file) unless it is trained (joint), but these have none.")
     return BLOCKS[parameterization]
 
 

@@ -19,6 +19,7 @@ from attsvm.checks import as_device
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import clear_leftovers, one_line, under
 from attsvm.identity import run_folder
+from attsvm.memory import free_bytes
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
@@ -126,6 +127,7 @@ class _Run:
         self.world = accelerator.num_processes if accelerator else 1
         self.data = data.to(device)
         torch.manual_seed(settings.seed)
+        self._check_memory()
         self.model = make_model(settings, data).to(device)
         self.optimizer = make_optimizer(settings, self.model)
         self.per_epoch = -(-len(data.train) // settings.batch)
@@ -161,6 +163,18 @@ class _Run:
             dynamic = data.kind != "vit"
             self.step_model = torch.compile(self.step_model, dynamic=dynamic)
             self.teacher = self.teacher and torch.compile(self.teacher, dynamic=dynamic)
+
+    def _check_memory(self) -> None:
+        """Refuse a model that cannot be trained here: a machine that runs out of memory kills without a word."""
+        with torch.device("meta"):
+            weights = sum(weight.numel() for weight in make_model(self.settings, self.data).parameters())
+        moments = 0 if self.settings.optimizer in ("sgd", "mirror-descent") else 2
+        free, needed = free_bytes(self.device), 4 * weights * (2 + moments)  # float32, with gradients
+        if free is not None and needed > free:
+            raise AttsvmError(
+                f"the model has {weights:,} weights, whose training takes {needed / 1e9:.3g} GB of memory or more, but "
+                f"{free / 1e9:.3g} GB are free: take fewer layers, or a smaller width or length."
+            )
 
     def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
