@@ -149,7 +149,7 @@ def test_what_cannot_be_split_is_said(tokenizer: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(tokenizer: Path, tmp_path: Path) -> None:
     data = load_data(write_lines(tmp_path / "rows.jsonl", 20, label=0), tokenizer=tokenizer, test=0.1)
-    with pytest.raises(AttsvmError, match="weights, whose training takes .* GB .*: take fewer layers, or a smaller"):
+    with pytest.raises(AttsvmError, match=r"weights, whose training takes .* GB .*: take fewer layers, or a smaller"):
         fit(data, Settings(sizes=SIZES | {"length": 10**12}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

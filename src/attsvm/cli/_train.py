@@ -50,7 +50,11 @@ def train_command(
         float, typer.Option(min=0, help="Step size max(η, G·‖θ‖/k) that grows with the weights; 4 is a good G, 0 off.")
     ] = 0.0,
     loss: Annotated[
-        LossName, typer.Option(help="Loss; log is for data of classes and next tokens.")
+        LossName,
+        typer.Option(
+            metavar="NAME",
+            help="logistic, exponential or correlation; log, which is for data of classes and next tokens.",
+        ),
     ] = LossName.logistic,
     init_scale: Annotated[
         float | None, typer.Option(min=0, help="Gaussian start of this scale; without it 0 (0.1 for KQ).")

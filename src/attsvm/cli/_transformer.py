@@ -127,7 +127,10 @@ def fit_command(
     start: Annotated[
         Start, typer.Option(help="Initial weights of gpt's matrices: GPT-2's, or nn.Linear's.")
     ] = Start.gpt2,
-    optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
+    optimizer: Annotated[
+        OptimizerName,
+        typer.Option(metavar="NAME", help="mirror-descent, mirror-adam, mirror-muon, sgd, adam or adamw."),
+    ] = OptimizerName.mirror_descent,
     p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is SGD, AdamW or Muon.")] = 1.1,
     groups: Annotated[
         Groups | None,
@@ -141,7 +144,9 @@ def fit_command(
         MomentsOf,
         typer.Option(help="Whose gradient mirror-adam's moments are of; mirror with --weight-decay 0 is powerprop."),
     ] = MomentsOf.weight,
-    weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(min=0, help="Weight decay; the optimizer's own if not given.")
+    ] = None,
     schedule: Annotated[
         Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
     ] = Schedule.constant,
@@ -153,8 +158,9 @@ def fit_command(
     scope: Annotated[
         Scope,
         typer.Option(
-            help="Threshold of --sparsity: one for all matrices, one in units of each matrix's size, or one that makes "
-            "the same share of each 0."
+            metavar="NAME",
+            help="Threshold of --sparsity. global: one for all matrices; relative: one in units of each matrix's size; "
+            "layer: one that makes the same share of each 0.",
         ),
     ] = Scope.everywhere,
     teacher: Annotated[
