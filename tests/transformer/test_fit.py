@@ -334,6 +334,24 @@ def test_a_process_without_rows_has_no_gradient() -> None:
         assert all(weight.grad is not None and (weight.grad == 0).all() for weight in model.parameters())
 
 
+def test_an_evaluation_that_is_stopped_is_done_again(tmp_path: Path) -> None:
+    options = settings(epochs=2)
+    whole = fit(TEXTS, options)
+    steps = -(-len(TEXTS.train) // options.batch)
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(len(asked))
+        return len(asked) == steps + 1  # the first batch behind the last step of the epoch
+
+    cut = fit(TEXTS, options, out=tmp_path, stop=stop)
+    assert (cut.stopped, cut.history) == ("interrupted", [])
+    resumed = fit(TEXTS, options, out=tmp_path)
+    assert [row["epoch"] for row in resumed.history] == [1, 2]
+    assert [row["test_loss"] for row in resumed.history] == [row["test_loss"] for row in whole.history]
+    assert [row["train_loss"] for row in resumed.history] == [row["train_loss"] for row in whole.history]
+
+
 def test_ctrl_c_keeps_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

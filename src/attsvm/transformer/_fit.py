@@ -83,7 +83,8 @@ def fit(
         out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
             there already is resumed bit for bit.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
-        stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
+        stop: asked after every step, and of a single process before every batch of an evaluation; True writes a
+            checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
         accelerator: an ``accelerate.Accelerator``: its processes share every batch. `device` is then the accelerator's.
         teacher: a trained model, such as :func:`load_model` gives, whose predictions are a share `settings.distil` of
@@ -107,6 +108,10 @@ def fit(
             for name in (CHECKPOINT, BEST):
                 clear_leftovers(folder / name)
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator, teacher).run(stop, report)
+
+
+class _Stopped(Exception):
+    """An evaluation was asked to stop."""
 
 
 class _Run:
@@ -201,7 +206,11 @@ class _Run:
                     saved = time.monotonic()
                 if ended:
                     return Fitted(self.model, place.history, "interrupted", settings)
-            self._end_epoch(work, before, start)
+            try:
+                self._end_epoch(work, before, start, stop)
+            except _Stopped:  # resumed, it evaluates anew
+                self._save()
+                return Fitted(self.model, place.history, "interrupted", settings)
         self._save()
         return Fitted(self.model, place.history, place.stopped, settings)
 
@@ -261,13 +270,18 @@ class _Run:
             theirs, ours = (found.shape[-1] for found in (told, asked))
             raise AttsvmError(f"the teacher must choose among {ours} answers, as the model, but it has {theirs}.")
 
-    def _end_epoch(self, work: int, before: float, start: float) -> None:
+    def _end_epoch(self, work: int, before: float, start: float, stop: Callable[[], bool]) -> None:
+        def mine(batch: MiniBatch) -> MiniBatch:
+            if self.world == 1 and stop():
+                raise _Stopped
+            return self._mine(batch)
+
         place, settings = self.place, self.settings
         n = int(self.data.train.counts.sum())
         loss, right = (self._total(self.sums) / n).tolist()  # waits for the device
         trained = before + time.perf_counter() - start
         row = {"epoch": place.epoch + 1, "train_loss": loss, "train_accuracy": right}
-        row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=self._mine, total=self._total)
+        row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=mine, total=self._total)
         if self.pruning is not None:
             row["zeros"] = self.pruning.achieved()
         row |= {"seconds": before + time.perf_counter() - start, "rate": work / trained}
