@@ -1,9 +1,10 @@
-"""What holds for every test: no example of Hypothesis is judged by the clock, failures can be repeated, and tests side
-by side take one thread each."""
+"""What holds for every test: no example of Hypothesis is judged by the clock, failures can be repeated, tests side by
+side take one thread each, and Ctrl-C interrupts as usual."""
 
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 20)
+
+
+def pytest_runtest_setup() -> None:
+    """A job that a shell starts with & ignores Ctrl-C, and so does a command that was interrupted in this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

@@ -199,7 +199,9 @@ def _strings(table: pa.Table, name: str, source: object) -> Any:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise AttsvmError(f"{source}: column {name!r} must hold texts, but it holds {column.type}.")
+        mixed = is_json_lines(str(source)) and pa.types.is_binary(column.type)  # see _json_column
+        kind = "a mixture of kinds" if mixed else column.type
+        raise AttsvmError(f"{source}: column {name!r} must hold texts, but it holds {kind}.")
     return column
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -142,25 +143,27 @@ def test_an_interrupted_reproduction_says_that_it_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(experiments: object, out: Path, **options: object) -> None:
-        out.mkdir()
-        raise KeyboardInterrupt
+        (out / "svm-fig1").mkdir(parents=True)
+        (out / "svm-fig1" / "plan.json").touch()
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("attsvm.experiments.run_experiments", interrupted)
     monkeypatch.setattr("sys.argv", ["attsvm", "reproduce", "svm-fig1", "--out", str(tmp_path / "runs")])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 130
-    assert f"Finished batches are kept in {tmp_path / 'runs'}: the same command resumes." in capsys.readouterr().err
+    said = f"Interrupted; the same command resumes the run in {tmp_path / 'runs'}.\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_interrupting_while_it_loads(tmp_path: Path) -> None:
     code = """
-import sys
+import signal, sys
 from attsvm.cli import main
 
 class Interrupted:
     def find_spec(self, *arguments):
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupted())
 main()

@@ -130,6 +130,38 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(folder: Path) -> None
     assert not [path for path in (folder / "killed").iterdir() if ".tmp" in path.name]
 
 
+INTERRUPTED = """
+import signal, sys
+from attsvm.cli import main
+from attsvm.dynamics._run import Run
+number, out = int(sys.argv[1]), sys.argv[-1]
+measure = Run.measure
+def interrupted(self, names):
+    if self.step == 200:
+        signal.raise_signal(number)
+    return measure(self, names)
+Run.measure = interrupted
+sys.argv[:] = ["attsvm", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_the_first_checkpoint_it_keeps_the_run(folder: Path, number: signal.Signals) -> None:
+    out = f"interrupted-{number}"
+    ended = run_script(INTERRUPTED, str(int(number)), *TRAIN, "--out", out, cwd=folder)
+    assert ended.returncode == 128 + number
+    assert ended.stderr == f"Interrupted; the same command resumes the run in {out}.\n"
+    assert [path.name for path in (folder / out).iterdir()] == ["trajectory.safetensors"]
+    kept = Trajectory.load(folder / out / "trajectory.safetensors")
+    assert 200 <= kept.state.step < 400
+    run(*TRAIN, "--out", out, cwd=folder)
+    resumed, whole = (Trajectory.load(folder / x / "trajectory.safetensors") for x in (out, "run"))
+    assert torch.equal(resumed.state.blocks["W"]["theta"], whole.state.blocks["W"]["theta"])
+    assert torch.equal(resumed.steps, whole.steps)
+    assert all(torch.equal(resumed.records[name], whole.records[name]) for name in whole.records)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -183,12 +215,12 @@ def test_the_seed_draws_the_factors(folder: Path) -> None:
 
 def test_interrupted_before_anything_is_kept_it_does_not_say_so(folder: Path) -> None:
     code = """
-import sys
+import signal, sys
 import attsvm.dynamics
 from attsvm.cli import main
 
 def interrupted(*arguments, **options):
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 attsvm.dynamics.train = interrupted
 sys.argv = ["attsvm", "train", "data.npz", "--steps", "9", "--out", "none", "--quiet"]

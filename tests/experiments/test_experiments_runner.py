@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from attsvm import AttsvmError
 from attsvm.experiments import Batch, Columns, Params, _runner
 from attsvm.experiments._runner import Backend, run_batch, run_experiments
 from attsvm.experiments._store import read_stored
+from attsvm.interrupts import asked_to_stop
 
 
 def test_pool_and_process_give_the_same_bits(tmp_path: Path) -> None:
@@ -91,6 +93,19 @@ def test_what_a_batch_keeps_outlives_a_failure_and_goes_with_it(tmp_path: Path) 
     stored = read_stored(tmp_path, experiment)
     assert stored is not None
     assert (stored.rows()["kept"] == 0).all()
+
+
+def cut_short(params: Params, trials: range, device: str) -> Columns:
+    with asked_to_stop() as asked:  # as solve does with many rows
+        signal.raise_signal(signal.SIGINT)
+        assert not asked.is_set()
+    return {"norm": np.full(len(trials), np.nan)}
+
+
+def test_what_an_interrupt_cuts_short_is_never_kept_as_done(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments([make(run=cut_short)], tmp_path, quick=True)
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_a_second_run_of_a_folder_that_is_at_work_is_refused(tmp_path: Path) -> None:

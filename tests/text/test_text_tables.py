@@ -149,7 +149,11 @@ def test_half_of_a_character_in_json_lines_is_named(tmp_path: Path) -> None:
         ("broken.jsonl", '{"text": "a"\n', "cannot be read: line 1 is not JSON"),
         ("list.jsonl", '{"text": "a", "label": 1}\n\n[1]\n', "line 3 is not an object"),
         ("empty.jsonl", "", "it is empty"),
-        ("mixed.jsonl", '{"text": "a", "label": 1}\n{"text": 1, "label": 1}\n', "must hold texts"),
+        (
+            "mixed.jsonl",
+            '{"text": "a", "label": 1}\n{"text": 1, "label": 1}\n',
+            "texts, but it holds a mixture",
+        ),
         ("mixed2.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n', "but it holds a mixture of kinds"),
         ("quote.csv", '"' + "a" * 200_000, "cannot be read"),
         ("broken.parquet", "nonsense", "cannot be read"),

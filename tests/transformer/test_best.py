@@ -108,8 +108,9 @@ def test_weights_that_the_last_step_lost_are_seen_at_once(tmp_path: Path) -> Non
 def test_fewer_epochs_than_are_done_train_nothing(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    stops = iter([False] * 7 + [True])  # in the third epoch
-    assert fit(TEXTS, RUN, out=tmp_path, stop=lambda: next(stops)).stopped == "interrupted"
+    seen = Watch()
+    cut = fit(TEXTS, RUN, out=tmp_path, report=seen, stop=lambda: seen.steps == 8)  # in the third epoch
+    assert (cut.stopped, len(cut.history)) == ("interrupted", 2)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     watch = Watch()
     fewer = fit(TEXTS, replace(RUN, epochs=1), out=tmp_path, report=watch)

@@ -342,8 +342,28 @@ def test_a_process_without_rows_has_no_gradient() -> None:
         assert all(weight.grad is not None and (weight.grad == 0).all() for weight in model.parameters())
 
 
-def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attsvm.cli import _transformer
+def test_an_evaluation_that_is_stopped_is_done_again(tmp_path: Path) -> None:
+    options = settings(epochs=2)
+    whole = fit(TEXTS, options)
+    steps = -(-len(TEXTS.train) // options.batch)
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(len(asked))
+        return len(asked) == steps + 1  # the first batch behind the last step of the epoch
+
+    cut = fit(TEXTS, options, out=tmp_path, stop=stop)
+    assert (cut.stopped, cut.history) == ("interrupted", [])
+    resumed = fit(TEXTS, options, out=tmp_path)
+    assert [row["epoch"] for row in resumed.history] == [1, 2]
+    assert [row["test_loss"] for row in resumed.history] == [row["test_loss"] for row in whole.history]
+    assert [row["train_loss"] for row in resumed.history] == [row["train_loss"] for row in whole.history]
+
+
+def test_ctrl_c_keeps_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from attsvm.cli import _transformer, main
 
     options = "synthetic --layers 1 --width 8 --hidden 8 --lr 1e-3 --epochs 2 --batch 64 --quiet --out"
     straight, cut = ([*options.split(), str(tmp_path / name)] for name in ("straight", "cut"))
@@ -357,9 +377,11 @@ def test_ctrl_c_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setattr(_transformer, "_told", lambda *_: interrupt)
-        stopped = CliRunner().invoke(_transformer.app, ["fit", *cut])
-    assert stopped.exit_code == 130
-    assert "the same command resumes it" in stopped.output
+        patched.setattr("sys.argv", ["attsvm", "transformer", "fit", *cut])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"Interrupted; the same command resumes the run in {tmp_path / 'cut'}.\n"
     assert (tmp_path / "cut" / "checkpoint.safetensors").is_file()
     assert CliRunner().invoke(_transformer.app, ["fit", *cut]).exit_code == 0
     a, b = (load_model(tmp_path / name).state_dict() for name in ("straight", "cut"))

@@ -191,8 +191,8 @@ def test_cifar_from_a_folder_and_a_table(tmp_path: Path) -> None:
         file = io.BytesIO()
         Image.fromarray(pixels[i].transpose(1, 2, 0)).save(file, "PNG")
         rows.append({"image": file.getvalue(), "label": int(labels[i]), "split": "train" if i < 14 else "test"})
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "cifar.parquet")
-    for place in (folder, tmp_path / "cifar.parquet"):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "cifar.PARQUET")
+    for place in (folder, tmp_path / "cifar.PARQUET"):
         data = load_data(place, size=48)
         assert isinstance(data.train, Images)
         assert np.array_equal(data.train.pixels.numpy(), pixels[:14])

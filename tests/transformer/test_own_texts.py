@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from attsvm import AttsvmError
 from attsvm.cli._transformer import app
-from attsvm.transformer import Data, Images, Settings, Texts, load_data, make_model
+from attsvm.transformer import Data, Images, Settings, Texts, fit, load_data, make_model
 from attsvm.transformer._data import Sequences
 
 WORDS = [f"word{i}" for i in range(30)]
@@ -41,11 +41,22 @@ def words_of(split: Texts | Images) -> list[int]:
 
 @pytest.mark.parametrize(("test", "held"), [(0.1, [9, 19]), (0.25, [3, 7, 11, 15, 19]), (0.5, list(range(1, 20, 2)))])
 def test_evenly_spaced_rows_are_held_out(tokenizer: Path, tmp_path: Path, test: float, held: list[int]) -> None:
-    data = load_data(write_lines(tmp_path / "rows.jsonl", 20, label=0), tokenizer=tokenizer, test=test)
+    rows = write_lines(tmp_path / "rows.jsonl", 20)
+    data = load_data(rows, tokenizer=tokenizer, test=test, next_tokens=True)
     assert words_of(data.test) == held
     assert words_of(data.train) == [row for row in range(20) if row not in held]
-    for split in (data.train, data.test):
+
+
+@pytest.mark.parametrize("test", [1 / 6, 0.25, 1 / 3, 0.5])
+def test_of_every_class_the_same_share_is_held_out(tokenizer: Path, tmp_path: Path, test: float) -> None:
+    """Also where the classes take turns, as they do here, and the test split would be of one class."""
+    data = load_data(write_lines(tmp_path / "rows.jsonl", 24, label=0), tokenizer=tokenizer, test=test)
+    for split, share in ((data.train, 1 - test), (data.test, test)):
+        assert words_of(split) == sorted(words_of(split))
         assert split.labels.tolist() == [row % 3 for row in words_of(split)]
+        counts = split.labels.bincount(minlength=3)
+        assert ((counts - 8 * share).abs() < 1).all()
+    assert sorted(words_of(data.train) + words_of(data.test)) == list(range(24))
 
 
 def test_a_table_may_have_more_than_two_classes(tokenizer: Path, tmp_path: Path) -> None:
@@ -62,7 +73,7 @@ def test_windows_of_a_long_text_predict_every_token_once(tokenizer: Path, tmp_pa
     (tmp_path / "long.txt").write_text("\n".join(lines))
     long = {"tokenizer": tokenizer, "length": length, "next_tokens": True}
     if length == 100:
-        with pytest.raises(AttsvmError, match="of 1 row is none"):
+        with pytest.raises(AttsvmError, match="of 1 windows of 100 tokens is none"):
             load_data(tmp_path / "long.txt", **long, test=0.3)
         return
     data = load_data(tmp_path / "long.txt", **long, test=0.3)
@@ -105,6 +116,8 @@ def test_what_cannot_be_split_is_said(tokenizer: Path, tmp_path: Path) -> None:
     parted = write_lines(tmp_path / "parted.jsonl", 20, label=0, split="train")
     nameless = tmp_path / "nameless.jsonl"
     nameless.write_text(rows.read_text() + '{"text": null, "label": 0}\n')
+    none = tmp_path / "none.csv"
+    none.write_text("text,label\n")
     long, latin = tmp_path / "long.txt", tmp_path / "latin.txt"
     long.write_text("good bad")
     latin.write_bytes("schön".encode("latin-1"))
@@ -114,10 +127,13 @@ def test_what_cannot_be_split_is_said(tokenizer: Path, tmp_path: Path) -> None:
         (rows, {}, r"has no column 'split': say which share of the rows is the test split, such as test=0.1"),
         (rows, {"test": 1.0}, "test must be a share below 1, but got 1"),
         (rows, {"test": -0.1}, "test must be finite and at least 0"),
-        (rows, {"test": 0.01}, "test = 0.01 of 20 rows is none: take a larger share, or more rows"),
+        (rows, {"test": 0.01}, "test = 0.01 of 20 rows is none: take a larger share, or more of them"),
+        (none, {"test": 0.1}, "test = 0.1 of 0 rows is none"),
         (nameless, {"test": 0.5}, "row 21 has no text in column 'text'"),
         (parted, {"test": 0.1}, "test is for tables without a column split, but .* has one: leave it out"),
-        ("synthetic", {"test": 0.1}, "but synthetic has a test split: leave it out"),
+        ("synthetic", {"test": 0.1}, "but synthetic is neither: leave it out"),
+        (tmp_path / "rows.csv.gz", {"test": 0.1}, "rows.csv.gz is neither: leave it out"),
+        (long, gpt, "test = 0.1 of 1 windows of 512 tokens is none"),
         (long, {"test": 0.1}, r"has no labels: a .txt is for a language model \(--model gpt\)"),
         (long, {"next_tokens": True}, "say which share of the text is the test split"),
         (long, gpt | {"length": 1}, "length must be a whole number at least 2"),
@@ -129,6 +145,13 @@ def test_what_cannot_be_split_is_said(tokenizer: Path, tmp_path: Path) -> None:
     for source, options, message in cases:
         with pytest.raises(AttsvmError, match=message):
             load_data(source, **({"tokenizer": tokenizer} | options))  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(tokenizer: Path, tmp_path: Path) -> None:
+    data = load_data(write_lines(tmp_path / "rows.jsonl", 20, label=0), tokenizer=tokenizer, test=0.1)
+    with pytest.raises(AttsvmError, match=r"weights, whose training takes .* GB .*: take fewer layers, or a smaller"):
+        fit(data, Settings(sizes=SIZES | {"length": 10**12}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_texts_of_one_class_are_not_classified() -> None:

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Callable
 
 from attsvm.errors import AttsvmError
+from attsvm.interrupts import Interrupted, interruptible
 
 INCOMPLETE = 3
 """Exit status of a run that wrote its results, but not everything that was asked for."""
-
-INTERRUPTED = 130
 
 
 def main() -> None:
@@ -20,20 +19,21 @@ def main() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     usual, warnings.formatwarning = warnings.formatwarning, _warning
     try:
-        _load()()
+        with interruptible():
+            _load()()
     except AttsvmError as error:
         sys.exit(f"Error: {error}")
     except OSError as error:  # files are read and written with sentences of their own: this is what is left
         _leave_stdout()
         place = f"{error.filename}: " if error.filename else "the output cannot be written: " if _is_full(error) else ""
         sys.exit(f"Error: {place}{error.strerror or error}.")
-    except (KeyboardInterrupt, SystemExit) as end:  # typer turns Ctrl-C into exit status 130
-        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
-            _flush()
-            raise
+    except Interrupted as end:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
-        print("Interrupted; no file was left half written.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        print(f"Interrupted; {end.kept}.", file=sys.stderr)
+        sys.exit(end.status)
+    except SystemExit:
+        _flush()
+        raise
     finally:
         warnings.formatwarning = usual
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     "that training should converge to, and see whether it did.",
     epilog="Exit status: 0 all well; 1 wrong input; 2 wrong usage; 3 results are written, but not all is well "
     "(instances that are infeasible or did not converge, weights that are not finite, checks that failed, batches "
-    "that wait).",
+    "that wait); 130 Ctrl-C, 143 SIGTERM: training keeps what it has, and the same command resumes it.",
 )
 app.add_typer(data_app, name="data")
 app.add_typer(transformer_app, name="transformer")

@@ -67,7 +67,11 @@ def audit_command(
         typer.Option(min=0, max=1, help="Find the largest pruning that flips at most this share of selections."),
     ] = None,
     rule: Annotated[
-        RuleName | None, typer.Option(help="Ask whether heads could follow a rule, with what margin.")
+        RuleName | None,
+        typer.Option(
+            metavar="NAME",
+            help="Ask whether heads could follow a rule, with what margin: previous, first, self or induction.",
+        ),
     ] = None,
     device: Device = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the sample of queries, and of random weights.")] = 0,

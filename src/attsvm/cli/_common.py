@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,8 @@ from rich.console import Console
 
 from attsvm.errors import AttsvmError
 from attsvm.files import is_there
+from attsvm.identity import kind_of
+from attsvm.interrupts import Interrupted
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")]
 DataFile = Annotated[Path, typer.Argument(help="Token data, .npz or .safetensors.", show_default=False)]
@@ -29,3 +33,14 @@ def check_folder(out: Path) -> None:
         raise AttsvmError(f"--out {out} cannot be made: {there} is not a folder.")
     if not os.access(there, os.W_OK):
         raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Who interrupts this block reads that the run is kept, if it is."""
+    try:
+        yield
+    except Interrupted as end:
+        if kind_of(out):
+            end.kept = f"the same command resumes the run in {out}"
+        raise

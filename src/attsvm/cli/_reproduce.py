@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, console
+from attsvm.cli._common import Device, console, resumable
 from attsvm.errors import AttsvmError
 
 if TYPE_CHECKING:
@@ -72,12 +72,8 @@ def reproduce_command(
             raise AttsvmError(f"--device {device} is on this machine: leave --scheduler out.")
         workers = workers or 0
     backend = Backend(_cores() if workers is None else workers, scheduler, jobs)
-    try:
+    with resumable(out):
         run_experiments(chosen, out, quick=quick, backend=backend, device=device, sources=sources, progress=not quiet)
-    except KeyboardInterrupt:
-        if out.is_dir():
-            typer.echo(f"Finished batches are kept in {out}: the same command resumes.", err=True)
-        raise
     for line in left_out:
         console().print(line)
     waiting = _unfinished(chosen, out)

@@ -1,4 +1,4 @@
-"""`attsvm train`: train, judge, draw; a killed run resumes where it was."""
+"""`attsvm train`: train, judge, draw; an interrupted or killed run resumes where it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import DataFile, Device, RunFolder, console
+from attsvm.cli._common import DataFile, Device, RunFolder, console, resumable
 from attsvm.cli._verdict import TRAJECTORY, all_well, draw_run, print_verdict, write_verdict
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
@@ -50,7 +50,11 @@ def train_command(
         float, typer.Option(min=0, help="Step size max(η, G·‖θ‖/k) that grows with the weights; 4 is a good G, 0 off.")
     ] = 0.0,
     loss: Annotated[
-        LossName, typer.Option(help="Loss; log is for data of classes and next tokens.")
+        LossName,
+        typer.Option(
+            metavar="NAME",
+            help="logistic, exponential or correlation; log, which is for data of classes and next tokens.",
+        ),
     ] = LossName.logistic,
     init_scale: Annotated[
         float | None, typer.Option(min=0, help="Gaussian start of this scale; without it 0 (0.1 for KQ).")
@@ -74,27 +78,22 @@ def train_command(
     if seed is not None and init_scale is None:
         raise AttsvmError("--seed is for a Gaussian start, but this run starts at 0: give --init-scale too.")
     loaded = load(data).to(device=as_device(device))
-    with run_folder(out, "train"):
-        try:
-            trajectory = train(
-                loaded,
-                geometry,
-                parameterization.value,
-                steps=steps,
-                lr=Growing(lr, growing) if growing else lr,
-                normalize=normalize,
-                rule=rule,
-                loss=loss.value,
-                init=None if init_scale is None else Gaussian(init_scale, seed or 0),
-                m=width,
-                ridge=ridge,
-                checkpoint=out / TRAJECTORY,
-                progress=not quiet,
-            )
-        except KeyboardInterrupt:
-            if (out / TRAJECTORY).is_file():
-                typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
-            raise
+    with resumable(out), run_folder(out, "train"):
+        trajectory = train(
+            loaded,
+            geometry,
+            parameterization.value,
+            steps=steps,
+            lr=Growing(lr, growing) if growing else lr,
+            normalize=normalize,
+            rule=rule,
+            loss=loss.value,
+            init=None if init_scale is None else Gaussian(init_scale, seed or 0),
+            m=width,
+            ridge=ridge,
+            checkpoint=out / TRAJECTORY,
+            progress=not quiet,
+        )
         judged = verdict(trajectory)
         write_verdict(judged, out)
         pictures = draw_run(trajectory, judged, out)

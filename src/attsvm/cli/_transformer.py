@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, RunFolder, console
+from attsvm.cli._common import Device, RunFolder, console, resumable
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -127,7 +127,10 @@ def fit_command(
     start: Annotated[
         Start, typer.Option(help="Initial weights of gpt's matrices: GPT-2's, or nn.Linear's.")
     ] = Start.gpt2,
-    optimizer: Annotated[OptimizerName, typer.Option(help="Optimizer.")] = OptimizerName.mirror_descent,
+    optimizer: Annotated[
+        OptimizerName,
+        typer.Option(metavar="NAME", help="mirror-descent, mirror-adam, mirror-muon, sgd, adam or adamw."),
+    ] = OptimizerName.mirror_descent,
     p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is SGD, AdamW or Muon.")] = 1.1,
     groups: Annotated[
         Groups | None,
@@ -141,7 +144,9 @@ def fit_command(
         MomentsOf,
         typer.Option(help="Whose gradient mirror-adam's moments are of; mirror with --weight-decay 0 is powerprop."),
     ] = MomentsOf.weight,
-    weight_decay: Annotated[float | None, typer.Option(min=0, help="Weight decay; the optimizer's own.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(min=0, help="Weight decay; the optimizer's own if not given.")
+    ] = None,
     schedule: Annotated[
         Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
     ] = Schedule.constant,
@@ -153,8 +158,9 @@ def fit_command(
     scope: Annotated[
         Scope,
         typer.Option(
-            help="Threshold of --sparsity: one for all matrices, one in units of each matrix's size, or one that makes "
-            "the same share of each 0."
+            metavar="NAME",
+            help="Threshold of --sparsity. global: one for all matrices; relative: one in units of each matrix's size; "
+            "layer: one that makes the same share of each 0.",
         ),
     ] = Scope.everywhere,
     teacher: Annotated[
@@ -246,21 +252,20 @@ def fit_command(
     taught_by = None if teacher is None else load_model(teacher, tokenizer=loaded.tokenizer)
     accelerator = _accelerator(device)
     speaks = accelerator is None or accelerator.is_main_process
-    with progress_bar(speaks and not quiet, 0, epochs, "starting") as tell, asked_to_stop() as enough:
-        report = _told(tell, epochs, loaded.kind)
+    bar = progress_bar(speaks and not quiet, 0, epochs, "starting")
+    with resumable(out), bar as tell, asked_to_stop() as request:
         fitted = fit(
             loaded,
             settings,
             device=device,
             out=out,
-            stop=enough.is_set,
-            report=report,
+            stop=request.is_set,
+            report=_told(tell, epochs, loaded.kind),
             accelerator=accelerator,
             teacher=taught_by,
         )
-    if fitted.stopped == "interrupted":
-        typer.echo(f"The run is kept in {out}: the same command resumes it.", err=True)
-        raise KeyboardInterrupt
+        if fitted.stopped == "interrupted":
+            request.obey()
     if not speaks:
         return
     done, last, best = len(fitted.history), fitted.history[-1], best_epoch(fitted.history)

@@ -24,6 +24,7 @@ from attsvm.errors import AttsvmError, describe
 from attsvm.files import PathLike, as_texts, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, check_mirror, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run, flat
+from attsvm.interrupts import asked_to_stop
 from attsvm.named import facts_of
 from attsvm.objective import Loss, as_loss, check_loss
 from attsvm.progress import progress_bar
@@ -92,8 +93,8 @@ def train(
     resume      continue this run, bit for bit as if it had not been interrupted; `init` is ignored. With another lr,
                 loss, batch or ridge the run is marked as mixed, and no theorem on one kind of step applies to it
     checkpoint  a .safetensors or .npz file in which the run is kept while it trains. If it holds a run of the same data
-                and options, that run is resumed; any other run is refused. Your own losses, heads and step sizes are
-                compared by what they do to fixed numbers
+                and options, that run is resumed; any other run is refused. Ctrl-C ends the run within seconds and keeps
+                it. Your own losses, heads and step sizes are compared by what they do to fixed numbers
     compile     compile the step, about 3 times as fast; by default from 25,000 steps on, if there is a compiler; in
                 large batches it pays earlier
 
@@ -181,15 +182,17 @@ def train(
 
     def save_sometimes() -> None:
         nonlocal saved
-        if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+        if checkpoint is not None and (asked.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS):
             trajectory([*run.rows, (run.step, run.measure(record))]).save(checkpoint)
             saved = time.monotonic()
+        asked.obey()
 
-    with progress_bar(progress, state.step, steps) as report:
+    with progress_bar(progress, state.step, steps) as report, asked_to_stop(checkpoint is not None) as asked:
         run.until([k for k in planned if k >= state.step], record, settings["stop"], report, save_sometimes)
-    result = trajectory(run.rows)
-    if checkpoint is not None:
-        result.save(checkpoint)
+        result = trajectory(run.rows)
+        if checkpoint is not None:
+            result.save(checkpoint)
+        asked.obey()
     return result
 
 
@@ -225,7 +228,7 @@ def block_names(data: TokenData, parameterization: str) -> tuple[str, ...]:
     if parameterization not in BLOCKS:
         raise AttsvmError(f"parameterization must be one of {', '.join(BLOCKS)}, but got {describe(parameterization)}.")
     if parameterization != "joint" and data.head is None:
-        raise AttsvmError("data must have a head unless it is trained (joint), but these have none.")
+        raise AttsvmError("data must have a head (v in a file) unless it is trained (joint), but these have none.")
     return BLOCKS[parameterization]
 
 

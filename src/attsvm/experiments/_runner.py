@@ -29,7 +29,7 @@ from attsvm.experiments._store import clear_leftovers, is_done, read_stored, wri
 from attsvm.experiments._work import Done, Paths, Run, run_batch
 from attsvm.experiments.jobs import read_result, write_job
 from attsvm.identity import run_folder
-from attsvm.interrupts import without_interrupts
+from attsvm.interrupts import never_asked, without_interrupts
 from attsvm.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -156,7 +156,9 @@ def _results(todo: list[Batch], backend: Backend, handing: _Handing) -> Iterator
             yield from _finished(executor, list(todo), handing, 2 * workers, check)
     elif backend.workers == 0:
         for batch in todo:
-            yield batch, run_batch(*handing.arguments(batch))
+            with never_asked():
+                done = run_batch(*handing.arguments(batch))
+            yield batch, done
     else:
         yield from _pooled(list(todo), backend.workers, handing)
 

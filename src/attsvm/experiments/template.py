@@ -51,7 +51,7 @@ def checks(rows: Rows) -> list[Check]:
 
 EXPERIMENT = Experiment(
     id="my-experiment",
-    title="Does attention select one token?",
+    title="Attention selects one token",
     statement="Trained by normalized gradient descent, the weights grow and the softmax saturates.",
     grid={"d": [6, 8]},
     run=run,

@@ -9,6 +9,7 @@ bounds it from above. Both bounds count all rounding.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -88,6 +89,8 @@ def solve_large(
             pricing = _pricing(problem, k)
             best = _rounds(pricing, problem.shape, geometry, tol, max_rounds, small, stop.is_set, tell)
             answers.append(_spread(best, pricing, problem, geometry))
+    if stop.is_set():
+        warnings.warn("interrupted: the brackets are those reached by then.", stacklevel=3)
     names = ("W", "multipliers", "lower", "upper", "violation", "support", "codes", "iterations")
     return MaxMargin(problem=problem, geometry=geometry, **dict(zip(names, map(torch.stack, zip(*answers)))))
 

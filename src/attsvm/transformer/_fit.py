@@ -19,6 +19,7 @@ from attsvm.checks import as_device
 from attsvm.errors import AttsvmError, describe
 from attsvm.files import clear_leftovers, one_line, under
 from attsvm.identity import run_folder
+from attsvm.memory import free_bytes
 from attsvm.models import GPT, TextTransformer, ViT
 from attsvm.optim import GradualPruning
 from attsvm.transformer._checkpoint import Place, load_run, read_run, save_run
@@ -82,7 +83,8 @@ def fit(
         out: folder for the checkpoint, and for the weights of the epoch with the best test accuracy; a run that is
             there already is resumed bit for bit.
         checkpoint_seconds: how much work a kill may lose; a checkpoint is also written at the end.
-        stop: asked after every step; True writes a checkpoint and ends the run as "interrupted".
+        stop: asked after every step, and of a single process before every batch of an evaluation; True writes a
+            checkpoint and ends the run as "interrupted".
         report: told where the run is, after every step.
         accelerator: an ``accelerate.Accelerator``: its processes share every batch. `device` is then the accelerator's.
         teacher: a trained model, such as :func:`load_model` gives, whose predictions are a share `settings.distil` of
@@ -108,6 +110,10 @@ def fit(
         return _Run(data, settings, place, out, checkpoint_seconds, accelerator, teacher).run(stop, report)
 
 
+class _Stopped(Exception):
+    """An evaluation was asked to stop."""
+
+
 class _Run:
     """The state of a run: model, optimizer and place."""
 
@@ -126,6 +132,7 @@ class _Run:
         self.world = accelerator.num_processes if accelerator else 1
         self.data = data.to(device)
         torch.manual_seed(settings.seed)
+        self._check_memory()
         self.model = make_model(settings, data).to(device)
         self.optimizer = make_optimizer(settings, self.model)
         self.per_epoch = -(-len(data.train) // settings.batch)
@@ -162,6 +169,18 @@ class _Run:
             self.step_model = torch.compile(self.step_model, dynamic=dynamic)
             self.teacher = self.teacher and torch.compile(self.teacher, dynamic=dynamic)
 
+    def _check_memory(self) -> None:
+        """Refuse a model that cannot be trained here: a machine that runs out of memory kills without a word."""
+        with torch.device("meta"):
+            weights = sum(weight.numel() for weight in make_model(self.settings, self.data).parameters())
+        moments = 0 if self.settings.optimizer in ("sgd", "mirror-descent") else 2
+        free, needed = free_bytes(self.device), 4 * weights * (2 + moments)  # float32, with gradients
+        if free is not None and needed > free:
+            raise AttsvmError(
+                f"the model has {weights:,} weights, whose training takes {needed / 1e9:.3g} GB of memory or more, but "
+                f"{free / 1e9:.3g} GB are free: take fewer layers, or a smaller width or length."
+            )
+
     def run(self, stop: Callable[[], bool], report: Callable[[Reached], None]) -> Fitted:
         place, settings = self.place, self.settings
         if place.stopped:  # nothing is left to do
@@ -187,7 +206,11 @@ class _Run:
                     saved = time.monotonic()
                 if ended:
                     return Fitted(self.model, place.history, "interrupted", settings)
-            self._end_epoch(work, before, start)
+            try:
+                self._end_epoch(work, before, start, stop)
+            except _Stopped:  # resumed, it evaluates anew
+                self._save()
+                return Fitted(self.model, place.history, "interrupted", settings)
         self._save()
         return Fitted(self.model, place.history, place.stopped, settings)
 
@@ -247,13 +270,18 @@ class _Run:
             theirs, ours = (found.shape[-1] for found in (told, asked))
             raise AttsvmError(f"the teacher must choose among {ours} answers, as the model, but it has {theirs}.")
 
-    def _end_epoch(self, work: int, before: float, start: float) -> None:
+    def _end_epoch(self, work: int, before: float, start: float, stop: Callable[[], bool]) -> None:
+        def mine(batch: MiniBatch) -> MiniBatch:
+            if self.world == 1 and stop():
+                raise _Stopped
+            return self._mine(batch)
+
         place, settings = self.place, self.settings
         n = int(self.data.train.counts.sum())
         loss, right = (self._total(self.sums) / n).tolist()  # waits for the device
         trained = before + time.perf_counter() - start
         row = {"epoch": place.epoch + 1, "train_loss": loss, "train_accuracy": right}
-        row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=self._mine, total=self._total)
+        row |= evaluate(self.step_model, self.data.test, bf16=settings.bf16, mine=mine, total=self._total)
         if self.pruning is not None:
             row["zeros"] = self.pruning.achieved()
         row |= {"seconds": before + time.perf_counter() - start, "rate": work / trained}

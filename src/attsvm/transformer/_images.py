@@ -59,7 +59,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def has_images(path: Path) -> bool:
-    if path.suffix != ".parquet" or not path.is_file():
+    if path.suffix.lower() != ".parquet" or not path.is_file():
         return False
     try:
         from pyarrow import ArrowException, parquet
@@ -94,7 +94,7 @@ def image_rows(table: Any, source: str | Path, part: str) -> tuple[list[np.ndarr
 
 def whole_labels(table: Any, source: str | Path, part: str) -> np.ndarray:
     labels, allowed = label_column(table, "label", source, part), f"whole numbers from 0 to {MOST_CLASSES - 1}"
-    if labels.dtype.kind not in "iub":
+    if len(labels) and labels.dtype.kind not in "iub":
         raise AttsvmError(
             f"{source}: labels must be {allowed}, but the column holds texts, such as {str(labels[0])!r}."
         )

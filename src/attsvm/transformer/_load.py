@@ -64,14 +64,15 @@ def load_data(
         size: height and width to which images are scaled; 48 if not given, and 8 for the built-in ones.
         images: a table or a Hugging Face name holds images. (A table with a column image is recognised.)
         next_tokens: texts for a language model, which predicts every next token: a table needs no labels.
-        test: share of the rows that are the test split, for files that name none. Every tenth row if it is 0.1; of a
-            .txt the last tenth.
+        test: share of the rows that are the test split, for files that name none. If it is 0.1, every tenth row of each
+            class; of a .txt the last tenth.
     """
     length, test = as_count("length", length), as_real("test", test, 0.0)
     if test >= 1:
         raise AttsvmError(f"test must be a share below 1, but got {test:g}.")
     if test and Path(source).suffix.lower() not in (*FORMATS, LONG):
-        raise AttsvmError(f"test is for tables without a column split, but {source} has a test split: leave it out.")
+        read = f"{', '.join(FORMATS)} without a column split, and for {LONG}"
+        raise AttsvmError(f"test is for {read}, but {source} is neither: leave it out.")
     found = _load(source, tokenizer, length, size, images, Sequences if next_tokens else Texts, test)
     return found.next_tokens() if next_tokens else found
 
@@ -130,19 +131,21 @@ def _needed(test: float, why: str, what: str) -> None:
 
 
 def _both(found: list[tuple[list[_T], np.ndarray]], test: float) -> list[tuple[list[_T], np.ndarray]]:
-    """Both splits; of a single table the rows that are held out are evenly spaced."""
+    """Both splits; of a single table the rows that are held out are evenly spaced, once they are sorted by label: the
+    order in which a table has its classes does not matter."""
     if len(found) == len(SPLITS):
         return found
     ((rows, labels),) = found
-    held = _held_out(len(rows), test)
+    held = np.empty(len(rows), bool)
+    held[labels.argsort(kind="stable")] = _held_out(len(rows), test, "rows")
     return [([row for row, own in zip(rows, held == kept) if own], labels[held == kept]) for kept in (False, True)]
 
 
-def _held_out(n: int, test: float) -> np.ndarray:
-    """Which of n rows, evenly spaced, are the test split."""
+def _held_out(n: int, test: float, what: str) -> np.ndarray:
+    """Which of n rows or windows, evenly spaced, are the test split."""
     held = np.diff(np.floor(np.arange(n + 1) * test)) > 0
     if not held.any():
-        raise AttsvmError(f"test = {test:g} of {n} row{'s' * (n != 1)} is none: take a larger share, or more rows.")
+        raise AttsvmError(f"test = {test:g} of {n} {what} is none: take a larger share, or more of them.")
     return held
 
 
@@ -169,7 +172,7 @@ def _long_text(path: Path, tokenizer: str | Path | None, length: int, kind: type
     codes = encodings(opened, lines, special_tokens=False)
     ids = np.fromiter((token for code in codes for token in code.ids), np.int32)
     windows = [ids[start : start + length] for start in range(0, len(ids) - 1, step)]
-    cut = len(windows) - int(_held_out(len(windows), test).sum())
+    cut = len(windows) - int(_held_out(len(windows), test, f"windows of {length} tokens").sum())
     parts = (windows[:cut], windows[cut:])
     return _of_tokens([_ragged(part, np.zeros(len(part), np.int64), kind) for part in parts], 1, opened)
 
