@@ -156,6 +156,14 @@ def test_graph_finite_part_minimises_the_cyclic_loss() -> None:
     assert np.allclose(F[equality].T @ inside, W.flatten().numpy(), atol=1e-12)
 
 
+def test_graph_finite_part_has_the_same_bits_every_time() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.randint(8, (40, 5), generator=generator)
+    labels = sequences[:, 2]
+    parts = [graph_finite_part(normal(8, 16), sequences, labels) for _ in range(5)]
+    assert all(torch.equal(part, parts[0]) for part in parts)
+
+
 def test_graph_finite_part_of_two_tokens_is_their_log_odds() -> None:
     sequences, labels = [[0, 1]] * 4, [0, 0, 0, 1]
     W = graph_finite_part(np.eye(2), sequences, labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -343,3 +344,29 @@ def test_few_rows_stay_with_the_batch_methods() -> None:
     problem = att_svm(sphere(6, 8, 10, trials=2))
     assert not isinstance(problem, TokenProblem)
     assert math.isfinite(solve(problem, progress=True).norm.sum().item())
+
+
+def test_multipliers_whose_terms_cancel_prove_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fractions, for rows that are opposite but for rounding: rounding λ anew loses such a bound."""
+    monkeypatch.setattr(_solve, "is_large", lambda *_: True)
+    monkeypatch.setattr(_large, "PATIENCE", 1)
+    for seed in (1, 2, 7):
+        rng = np.random.default_rng(seed)
+        A = rng.normal(size=(8, 4))
+        A[1] = -A[0] * (1 + rng.integers(-2, 3, size=4) * 2.0**-52)
+        solution = solve(MarginProblem.from_rows(A), "linf")
+        assert solution.lower > 1e14
+        lam = [Fraction(x) for x in solution.multipliers.flatten().tolist()]
+        U = [abs(sum(x * Fraction(a) for x, a in zip(lam, column))) for column in A.T.tolist()]
+        assert sum(U) * Fraction(solution.lower.item()) <= sum(lam)
+
+
+def test_a_w_that_violates_equalities_is_not_kept_for_being_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    A, Z, tied = rng.normal(size=(3, 8, 4)), rng.normal(size=(3, 8, 3)), np.arange(8) < 3
+    problem = MarginProblem.from_rows(A, Z, b=np.where(tied, 0.0, 1.0), equality=tied)
+    expected = solve(problem, "l2")
+    monkeypatch.setattr(_solve, "is_large", lambda *_: True)
+    solution = solve(problem, "l2")
+    assert solution.solved.all()
+    np.testing.assert_allclose(solution.norm, expected.norm, rtol=2e-9)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attsvm import Lp, MarginProblem, Status, att_svm, solve, sphere
+from attsvm.geometry import Schatten
 from attsvm.svm._certify import Answer
 from attsvm.svm._matched import matched
 from attsvm.svm._rows import Iterates, System
@@ -22,7 +23,7 @@ CORNERED = ["l1", "linf", "nuclear", "spectral", "group:rows", "group-max:rows"]
 @pytest.mark.parametrize("norm", SMOOTH + CORNERED)
 @pytest.mark.parametrize("fails", ["first", "every third"])
 def test_a_failed_factorisation_costs_no_digits(norm: str, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Factors that are said not to exist are asked for again, of a matrix that is shifted a little."""
+    """Factors that do not exist are asked for again, of a matrix that is shifted a little."""
     problem = att_svm(sphere(3, 4, 4, trials=3, seed=1))
     expected = solve(problem, norm)
     plain, calls = torch.linalg.cholesky_ex, [0]
@@ -31,7 +32,7 @@ def test_a_failed_factorisation_costs_no_digits(norm: str, fails: str, monkeypat
         L, info = plain(*arguments, **options)
         calls[0] += 1
         if (calls[0] == 1) if fails == "first" else (calls[0] % 3 == 0):
-            return L, torch.ones_like(info)
+            return torch.zeros_like(L), torch.ones_like(info)
         return L, info
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failing)
@@ -127,3 +128,51 @@ def test_multipliers_without_a_scale_are_matched_by_none() -> None:
     blocks = Lp(math.inf).blocks(2, 1)
     assert blocks is not None
     assert matched(system, blocks, run.W, run.lam).lam.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("norm", CORNERED)
+def test_rows_may_ask_for_amounts_many_decades_apart(norm: str) -> None:
+    """With b of 10⁻⁶⁰ rows ask for no more than their sign: so does the same problem with b of 10⁻¹³."""
+    rng = np.random.default_rng(0)
+    A, Z = rng.normal(size=(4, 12, 4)), rng.normal(size=(4, 12, 3))
+    b = 10.0 ** rng.uniform(-60, 0, size=(4, 12))
+    b[:, 0] = 1
+    solution, less = (solve(MarginProblem.from_rows(A, Z, b=x), norm) for x in (b, b.clip(1e-13)))
+    assert solution.solved.all()
+    np.testing.assert_allclose(solution.norm, less.norm, rtol=1e-8)
+    value = torch.einsum("bnd,bde,bne->bn", torch.as_tensor(A), solution.W, torch.as_tensor(Z))
+    assert (value.numpy() > 0).all()
+
+
+@pytest.mark.parametrize("norm", [Lp(1 + 1e-10), Lp(1.0001), Lp(1e12), Schatten(1e10)])
+def test_exponents_near_1_and_infinity_are_bracketed_by_the_corner(norm: Lp | Schatten) -> None:
+    """‖W‖_p is between ‖W‖_1 and D^(1/p − 1)‖W‖_1, and between ‖W‖_∞ and D^(1/p)‖W‖_∞."""
+    rng = np.random.default_rng(0)
+    problem = MarginProblem.from_rows(rng.normal(size=(2, 5, 4)), rng.normal(size=(2, 5, 3)))
+    solution = solve(problem, norm, max_iterations=30)
+    least = 12 ** min(norm.p - 1, 1 / norm.p) - 1
+    assert (solution.gap <= 1.1 * least + 1e-9).all()
+    assert solution.solved.all() or least > 1e-9
+    corner = solve(problem, type(norm)(1 if norm.p < 2 else math.inf)).norm
+    assert (corner <= solution.upper * (1 + least) * (1 + 1e-9)).all()
+    assert (solution.lower <= corner * (1 + least) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("geometry", [Schatten(1.5), Schatten(3)])
+def test_the_hessian_of_one_bad_matrix_leaves_the_others(geometry: Schatten) -> None:
+    W = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = geometry.hessian(W)
+    W[1, 2, 0] = math.inf
+    found = geometry.hessian(W)
+    assert found[1].isnan().any()
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
+def test_groups_of_single_entries_end_in_vertices() -> None:
+    """They are ℓ1 and ℓ∞: a solution is known to rounding, however rough the tolerance."""
+    rng = np.random.default_rng(0)
+    problem = MarginProblem.from_rows(rng.normal(size=(4, 8, 6)))
+    for group, norm in (("group:rows", "l1"), ("group-max:rows", "linf")):
+        solution = solve(problem, group, tol=1e-6)
+        assert (solution.gap <= 1e-12).all()
+        np.testing.assert_allclose(solution.norm, solve(problem, norm).norm, rtol=1e-8)

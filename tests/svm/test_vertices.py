@@ -47,7 +47,14 @@ def problems() -> dict[str, MarginProblem]:
     selected = torch.zeros_like(data.mask)
     selected[..., 0] = True
     selected[:, 0, :, 1] = True
+    A, V = rng.integers(-1, 2, size=(40, 10, 3)), rng.integers(-1, 2, size=(40, 10, 3))
+    value = np.einsum("bnd,bde,bne->bn", A, rng.integers(-2, 3, size=(40, 3, 3)), V)
+    A = A * np.where(value < 0, -1, 1)[..., None]
+    tied = rng.random(value.shape) < 0.2 * (np.arange(40) < 20)[:, None]
     return {
+        "degenerate": MarginProblem.from_rows(
+            A.astype(float), V.astype(float), b=np.where(tied, 0.0, 1.0), equality=tied, present=tied | (value != 0)
+        ),
         "random": att_svm(sphere(4, 5, 4, trials=6, seed=1)),
         "integers": att_svm(TokenData.cross(X.astype(float), Z.astype(float)), np.zeros(3, dtype=int)),
         "equalities": gen_svm(data, selected),
@@ -55,7 +62,7 @@ def problems() -> dict[str, MarginProblem]:
 
 
 @pytest.mark.parametrize("norm", ["l1", "linf"])
-@pytest.mark.parametrize("kind", ["random", "integers", "equalities"])
+@pytest.mark.parametrize("kind", ["random", "integers", "degenerate", "equalities"])
 def test_vertices_are_optimal_in_fractions(kind: str, norm: str) -> None:
     problem = problems()[kind]
     solution = solve(problem, norm)

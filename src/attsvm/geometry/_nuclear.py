@@ -232,9 +232,9 @@ class _SpectralDerivative(torch.autograd.Function):
         raise AttsvmError("Nuclear differentiates its mirror maps once: ask for no second derivative of them.")
 
 
-def svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def svd(W: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     finite = W.isfinite().flatten(-2).all(-1)[..., None, None]  # one bad matrix must not stop the others
-    U, s, Vh = torch.linalg.svd(torch.where(finite, W, 0.0).double(), full_matrices=False)
+    U, s, Vh = torch.linalg.svd(torch.where(finite, W, 0.0).double(), full_matrices=full_matrices)
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], s, torch.nan), Vh
 
 

@@ -129,7 +129,7 @@ def _half_square_hessian(W: Tensor, p: float) -> Tensor:
     """
     B, d, e = W.shape
     k = min(d, e)
-    U, s, Vh = torch.linalg.svd(W, full_matrices=True)
+    U, s, Vh = svd(W, full_matrices=True)
     s = s.clamp_min(1e-12 * s[:, :1].clamp_min(1e-300))
     norm = Lp(p).norm(s[..., None])[:, None]
     unit = s / norm

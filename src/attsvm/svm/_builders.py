@@ -139,7 +139,7 @@ def _least_log_loss(features: Tensor, kept: Tensor, target: Tensor) -> Tensor:
         gradient = (mean - target).mean(0)
         centred = p.sqrt()[..., None] * (features - mean[:, None])
         hessian = torch.einsum("ntr,nts->rs", centred, centred) / len(features)
-        step = torch.linalg.lstsq(hessian, -gradient[:, None]).solution[:, 0]
+        step = -torch.linalg.pinv(hessian, hermitian=True) @ gradient  # lstsq rounds differently every time
         decrease, value = -float(gradient @ step), loss(theta)
         length = 1.0
         while length > 1e-8 and bool(

@@ -203,7 +203,7 @@ def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int], real: Te
     t = 1.1 * torch.linalg.matrix_norm(U).amax(1) + 1e-2 * lam.abs().sum(1)
     X = torch.eye(k + h, dtype=b.dtype, device=b.device).expand(len(b), G, -1, -1) / (G * (k + h))
     nu = 0.1 * t * ineq.sum(1) / (G * (k + h))
-    return problem, _start(problem, torch.cat((lam, t[:, None]), 1), X, ineq * b * nu[:, None])
+    return problem, _start(problem, torch.cat((lam, t[:, None]), 1), X, system.first_slacks(nu))
 
 
 def _start(problem: Problem, y: Tensor, X: Tensor, x: Tensor, eta: Tensor | None = None) -> State:

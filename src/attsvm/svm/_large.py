@@ -71,12 +71,20 @@ class _Best:
 
     @property
     def gap(self) -> float:
-        return (self.upper - self.lower) / self.lower if self.lower > 0 else math.inf
+        return abs(self.upper - self.lower) / self.lower if self.lower > 0 else math.inf
 
-    def within(self, tol: float) -> bool:
+    def fits(self, tol: float) -> bool:
         """Equalities hold to the tolerance where a row of the norm of theirs would reach at most ‖W‖."""
         equal = self.working.scale[self.working.equality]
-        return self.gap <= tol and self.off <= tol * self.upper * (float(equal.amin()) if len(equal) else 1.0)
+        return self.off <= tol * self.upper * (float(equal.amin()) if len(equal) else 1.0)
+
+    def within(self, tol: float) -> bool:
+        return self.gap <= tol and self.fits(tol)
+
+    def rank(self, tol: float) -> tuple[bool, bool, float]:
+        """Less is better: a W that violates equalities may be shorter."""
+        fits = self.fits(tol)
+        return self.upper == math.inf, not fits, self.upper if fits else self.off / self.upper
 
 
 def solve_large(
@@ -145,8 +153,9 @@ def _rounds(
         priced = pricing.worst(W)
         least, off = float(priced.ratio.amin()), float(priced.off.amax())
         value = working.apply(W)
-        if least > 0 and (upper := float(geometry.norm(W)) / least) < best.upper:
-            best.W, best.upper, best.off = W / least, upper, off / least
+        if least > 0:
+            new = replace(best, W=W / least, upper=float(geometry.norm(W)) / least, off=off / least)
+            best = min(best, new, key=lambda one: one.rank(tol))
         if best.within(tol) and _certified(best, pricing, geometry).within(tol):
             best.status = Status.SOLVED
             break
@@ -236,11 +245,10 @@ def _as_system(working: WorkingRows) -> System:
     return System(rows, working.b[None], ~working.equality[None], working.equality[None])
 
 
-def _lower_bound(working: WorkingRows, lam: Tensor, geometry: Geometry) -> float:
+def _lower_bound(working: WorkingRows, lam: Tensor, geometry: Geometry, double: bool = False) -> float:
     """b'λ/‖A'λ‖_*, rounded down: no W that satisfies these rows has a smaller norm."""
     value, error = inner(working.b[None], lam[None])
-    rows = Rows(working.A[None, :, None], working.Z[None])
-    dual = geometry.dual_norm_bound(*combination(rows, lam[None]))
+    dual = geometry.dual_norm_bound(*combination(_as_system(working).rows, lam[None], double))
     lower = float(((value - error) * (1 - 4 * UNIT) / dual * (1 - 4 * UNIT))[0])
     return lower if lower > 0 else 0.0
 
@@ -256,6 +264,11 @@ def _certified(best: _Best, pricing: Pricing, geometry: Geometry) -> _Best:
     least *= 1 - 16 * UNIT  # what the divisions take, W's included
     best.W = best.W / least
     best.upper, best.off = float(geometry.norm_bound(best.W[None])[0]), off / least
+    if best.lower > 0:  # multipliers in the scale of W, unless their terms cancel so far that rounding spoils them
+        lam = best.lam * (best.upper / float(geometry.dual_norm(best.working.adjoint(best.lam))))
+        lower = _lower_bound(best.working, lam, geometry, double=True)
+        if lower >= best.lower * (1 - 1e-13):
+            best.lam, best.lower = lam, lower
     return best
 
 
@@ -289,9 +302,6 @@ def _spread(best: _Best, pricing: Pricing, problem: MarginProblem, geometry: Geo
     if infeasible:
         W, best.lower, best.upper, best.off = torch.full_like(W, math.nan), math.inf, math.inf, 0.0
         lam = lam / (working.b * lam).sum()
-    elif len(lam):
-        dual = float(geometry.dual_norm(working.adjoint(lam)))
-        lam = lam * ((best.upper if best.upper < math.inf else best.lower) / dual)
     share = torch.maximum(lam / (working.b * lam).sum(), 1e-8 * working.b)
     tight = number[~working.equality & (working.apply(W) - working.b <= share)]
     multipliers = W.new_zeros(problem.rows).scatter(0, number, lam / working.scale)

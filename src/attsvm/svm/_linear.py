@@ -108,7 +108,7 @@ def _guess(system: System, x: _State, largest: bool) -> tuple[Tensor, Tensor, Te
 
 def _start(system: System, largest: bool) -> _State:
     """Equal multipliers, W = 0, and the rest in balance."""
-    rows, b, ineq = system.rows, system.b, system.inequality
+    rows, ineq = system.rows, system.inequality
     lam, D = system.equal_multipliers(), rows.d * rows.e
     U = rows.adjoint(lam)
     zero, one = torch.zeros_like(U), torch.ones_like(U)
@@ -116,11 +116,11 @@ def _start(system: System, largest: bool) -> _State:
         size = (0.5 * U.abs().mean((1, 2)) + 1e-2 * lam.abs().sum(1) / D)[:, None, None]
         P, M = U.clamp_min(0) + size, (-U).clamp_min(0) + size
         nu = -size[:, 0, 0] * ineq.sum(1)
-        return _State(lam, ineq * b * -nu[:, None], nu, torch.ones_like(nu), zero, one, one, P, M)
+        return _State(lam, system.first_slacks(-nu), nu, torch.ones_like(nu), zero, one, one, P, M)
     t = 1.2 * U.abs().amax((1, 2)) + 1e-2 * lam.abs().sum(1)
     half = one / (2 * D)
     nu = -0.15 * t * ineq.sum(1) / D
-    s = ineq * b * -nu[:, None]
+    s = system.first_slacks(-nu)
     return _State(lam, s, nu, t, U, t[:, None, None] - U, t[:, None, None] + U, half, half)
 
 

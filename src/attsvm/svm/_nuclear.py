@@ -140,7 +140,7 @@ def _starting_point(system: System) -> _State:
         L=cholesky_ex(XS)[0],
         lam=lam,
         t=t,
-        s=system.inequality * b * -nu[:, None],
+        s=system.first_slacks(-nu),
         nu=nu,
         failed=torch.zeros_like(count, dtype=torch.bool),
     )

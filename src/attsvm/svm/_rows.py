@@ -13,6 +13,9 @@ from torch.linalg import solve_triangular
 _DEPENDENT = 1e-10
 """Length of a row of norm 1 beside others, below which it follows from them."""
 
+_LEAST_ASKED = 1e-14
+"""What rounding W can do to a row of norm 1: less cannot be asked for."""
+
 
 def cholesky_solve(L: Tensor, right: Tensor) -> Tensor:
     """(LLᵀ)⁻¹ of columns, without the copy of L that torch.cholesky_solve makes."""
@@ -198,11 +201,20 @@ class System:
         low = None if self.rows.A_low is None else self.rows.A_low * there.reshape(*A.shape[:3], 1)
         return System(Rows(A, self.rows.Z, low), self.b * there, self.inequality, kept)
 
+    def eased(self) -> System:
+        """With b at least what rounding leaves of a row: it hardly costs norm, and many decades of b spoil methods."""
+        b = torch.where(self.inequality, self.b.clamp_min(_LEAST_ASKED), self.b)
+        return System(self.rows, b, self.inequality, self.equality)
+
     def equal_multipliers(self) -> Tensor:
         """A start with b'λ = 1: equal on inequalities, or the shortest λ where there are only equalities."""
         total = (self.b * self.inequality).sum(1, keepdim=True)
         shortest = self.b / self.b.square().sum(1, keepdim=True)
         return torch.where(total > 0, self.inequality / total, shortest)
+
+    def first_slacks(self, nu: Tensor) -> Tensor:
+        """Slacks ν·b of W = 0 (B, N), but none so small that its row starts at the boundary."""
+        return self.inequality * torch.maximum(self.b, 0.1 * self.b.amax(1, keepdim=True)) * nu[:, None]
 
     def balanced_multipliers(self) -> Tensor:
         """As `equal_multipliers`, but with equal shares λ_c b_c of the inequalities, whose b may differ by many

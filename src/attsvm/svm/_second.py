@@ -212,7 +212,7 @@ def _gap(system: System, largest: bool, V: Tensor, U: Tensor, AW: Tensor, lam: T
 
 def _start(system: System, groups: _Groups, largest: bool) -> _State:
     """Equal multipliers, W = 0, and the rest in balance."""
-    b, ineq, G = system.b, system.inequality, groups.shape[0]
+    ineq, G = system.inequality, groups.shape[0]
     lam = system.equal_multipliers()
     U = groups.adjoint(lam)
     size = torch.linalg.vector_norm(U, dim=2)
@@ -221,11 +221,11 @@ def _start(system: System, groups: _Groups, largest: bool) -> _State:
         extra = 0.5 * size.mean(1) + 1e-2 * lam.abs().sum(1) / G
         nu = -extra * ineq.sum(1)
         S, X = inside(torch.ones_like(size), torch.zeros_like(U)), inside(size + extra[:, None], -U)
-        return _State(lam, ineq * b * -nu[:, None], nu, torch.ones_like(nu), S, X)
+        return _State(lam, system.first_slacks(-nu), nu, torch.ones_like(nu), S, X)
     t = 1.2 * size.amax(1) + 1e-2 * lam.abs().sum(1)
     nu = -0.05 * t * ineq.sum(1) / G
     S, X = inside(t[:, None], U), inside(torch.ones_like(size) / G, torch.zeros_like(U))
-    return _State(lam, ineq * b * -nu[:, None], nu, t, S, X)
+    return _State(lam, system.first_slacks(-nu), nu, t, S, X)
 
 
 def _newton_step(

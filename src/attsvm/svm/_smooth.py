@@ -96,8 +96,8 @@ def _newton_step(system: System, x: _State, geometry: Geometry, free: bool, stal
         # Without inequalities there is no complementarity: what is off the link goes to zero instead.
         off = geometry.dual_norm(link) / geometry.dual_norm(x.U).clamp_min(_TINY)
         floor = torch.where(count > 0, 0.3 * mu / size, 0.03 * off).clamp(1e-14, 1e-2)
-        P.diagonal(dim1=1, dim2=2).add_(floor[:, None])
-        C = torch.cholesky_inverse(torch.linalg.cholesky_ex(P)[0])
+        L = factored(P, floor[:, None], 1e-18, (1e4, 1e2))
+        C = cholesky_solve(L, torch.eye(D, dtype=P.dtype, device=P.device).expand_as(P))
     else:
         link = torch.zeros_like(x.U)
         C = geometry.dual_hessian(x.U)

@@ -41,6 +41,9 @@ _AT_ALL = 1e-15
 _TINY_MARGIN = 1e-4
 """Where A'λ has cancelled to this for p = 2, the margin is so small that other coordinates are worth their price."""
 
+_NEARLY_ONE = 1.05
+"""Below this p, and above 1/(p − 1), the problem is nearly one of ℓ1 or ℓ∞."""
+
 _CAREFUL_NUMBERS = 2**24
 """Entries of dense rows and their triangles, of all instances that are tried again together."""
 
@@ -114,7 +117,7 @@ def _solve_small(
         # Chunks of equal size: a small last one costs as many steps as a large one.
         for index in left.tensor_split(math.ceil(len(left) / chunk)) if len(left) else ():
             part = system.take(index)
-            run = _run(part.independent(), geometry, tol, max_iterations, _CANCELLED)
+            run = _run(part.independent().eased(), geometry, tol, max_iterations, _CANCELLED)
             found = certify(part, geometry, run, tol)
             again = (found.status == Status.NOT_CONVERGED).nonzero()[:, 0]
             if len(again):
@@ -255,8 +258,8 @@ def _run(
     nuclear = isinstance(geometry, Nuclear) or geometry == Schatten(1)
     if nuclear and not again:
         return solve_nuclear(system, tol, max_iterations, cancelled)
-    if isinstance(geometry, Lp) and not geometry.smooth and not again:
-        return solve_linear(system, geometry.p == math.inf, tol, max_iterations, cancelled)
+    if blocks is not None and blocks.index[0].numel() == 1 and blocks.weight is None and not again:  # ℓ1 or ℓ∞
+        return solve_linear(system, blocks.kind == "max", tol, max_iterations, cancelled)
     if nuclear or blocks is not None:
         blocks = blocks or Blocks.whole(rows.d, rows.e, "sum")
         return solve_blocks(system, geometry, blocks, tol, max_iterations, cancelled, again)
@@ -291,14 +294,15 @@ def _rescue(answer: Answer, system: System, geometry: Geometry, tol: float, max_
     rows = system.rows
     blocks = geometry.blocks(rows.d, rows.e)
     bends = geometry.smooth if isinstance(geometry, Lp) else blocks is None
-    first = solve_lp(system, 2.0, tol, max_iterations, _AT_ALL, careful=careful)
+    eased = system.eased()
+    first = solve_lp(eased, 2.0, tol, max_iterations, _AT_ALL, careful=careful)
 
     def attempt(method: Callable[[System, Iterates, Answer], Iterates], suits: Tensor | bool = True) -> None:
         """Improve what is still open and suits a method, which is given the solution for p = 2 and the answer."""
         left = ((answer.status == Status.NOT_CONVERGED) & suits).nonzero()[:, 0]
         if len(left):
             part, rest = system.take(left), answer.take(left)
-            rest.improve(certify(part, geometry, method(part, first.take(left), rest), tol), tol)
+            rest.improve(certify(part, geometry, method(eased.take(left), first.take(left), rest), tol), tol)
             answer.put(left, rest)
 
     def stretched(part: System, first: Iterates, _: Answer) -> Iterates:
@@ -320,6 +324,15 @@ def _rescue(answer: Answer, system: System, geometry: Geometry, tol: float, max_
     tiny = system.cancelled(first.lam, length, _TINY_MARGIN) | ~answer.upper.isfinite()
     fits = ~system.equality.any(1) & careful
     attempt(stretched, fits & tiny)
+    if (
+        isinstance(geometry, Lp | Schatten)
+        and geometry.smooth
+        and not _NEARLY_ONE <= geometry.p <= 1 / (_NEARLY_ONE - 1)
+    ):
+        near = type(geometry)(
+            1 if geometry.p < 2 else math.inf
+        )  # its solution is off by no more than D^(p − 1) or D^(1/p)
+        attempt(lambda part, *_: _run(part, near, tol, max_iterations, _AT_ALL))
     if geometry != Lp(2):
         attempt(other)
     attempt(stretched, fits & ~tiny & bends)  # a subgradient is of no use where the margin is not tiny

@@ -26,6 +26,7 @@ from attsvm.svm._nuclear import first_of_equals
 from attsvm.svm._problem import MarginProblem
 from attsvm.svm._result import MaxMargin
 from attsvm.svm._rows import Rows, System
+from attsvm.svm._simplex import vertex_of_multipliers
 from attsvm.svm._solve import prepare, solve
 from attsvm.svm._vertex import basis_matrix, named
 from attsvm.tolerances import SHARP
@@ -35,6 +36,9 @@ _NEAR = 1e-8
 
 _MOST_ROWS = 2000
 """Rows up to which uniqueness is looked into."""
+
+_MOST_CELLS = 5000
+"""Numbers of the table up to which the simplex method in fractions is tried."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def certainly_unique(solution: MaxMargin) -> Tensor:
 def vertices(solution: MaxMargin) -> list[Vertex | None]:
     """An exact solution of every instance of an ℓ1 or ℓ∞ problem; None where there is none or none is found.
 
-    Where solutions form a face, one of its vertices is taken."""
+    Where solutions form a face, one of its vertices is taken. That of a small problem is always found."""
     largest = _kind(solution)
     if largest is None:
         raise AttsvmError(f"vertices are known for l1 and linf problems, but this one is in {solution.geometry.name}.")
@@ -90,7 +94,33 @@ def vertices(solution: MaxMargin) -> list[Vertex | None]:
             if bool(sharp.norm[n].isfinite()):
                 rows, named_signs = _at_corner(sharp, n, largest)
                 found[k] = _exact_vertex(problem, k, rows, named_signs, largest)
+            if found[k] is None:  # integers, as a rule: many vertices meet, and float64 does not tell them apart
+                found[k] = _by_simplex(problem, k, largest)
     return found
+
+
+def _by_simplex(problem: MarginProblem, k: int, largest: bool) -> Vertex | None:
+    """A vertex from scratch, for problems so small that it does not take long."""
+    D, R = problem.shape[0] * problem.shape[1], problem.A.shape[2]
+    there = problem.present[k].flatten().nonzero()[:, 0].tolist()
+    if (2 * D + 1) * (2 * D + len(there)) > _MOST_CELLS:
+        return None
+    a, z, b = _in_fractions(problem, k)
+    rows = [[x * y for x in a[c] for y in z[c // R]] for c in there]
+    equal = problem.equality[k].flatten()[there].tolist()
+    vertex = vertex_of_multipliers(rows, [b[c] for c in there], equal, largest)
+    if vertex is None:
+        return None
+    tight, signs = vertex
+    e = problem.shape[1]
+    return _exact_vertex(problem, k, [there[c] for c in tight], [signs[i : i + e] for i in range(0, D, e)], largest)
+
+
+def _in_fractions(problem: MarginProblem, k: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[Fraction]]:
+    """The a of every row, the z of every group and b, exactly."""
+    low = None if problem.A_low is None else problem.A_low[k].flatten(0, 1)
+    b = [Fraction(x) for x in problem.b[k].double().flatten().tolist()]
+    return fractions(problem.A[k].flatten(0, 1), low), fractions(problem.Z[k], None), b
 
 
 def _at_corner(solution: MaxMargin, k: int, largest: bool) -> tuple[list[int], list[list[int]]]:
@@ -240,9 +270,7 @@ def _exact_vertex(
     """The vertex in fractions, if it is a solution."""
     d, e = problem.shape
     R = problem.A.shape[2]
-    b = [Fraction(x) for x in problem.b[k].double().flatten().tolist()]
-    z = fractions(problem.Z[k], None)
-    a = fractions(problem.A[k].flatten(0, 1), None if problem.A_low is None else problem.A_low[k].flatten(0, 1))
+    a, z, b = _in_fractions(problem, k)
     there = [c for c, yes in enumerate(problem.present[k].flatten().tolist()) if yes]
     equal = problem.equality[k].flatten().tolist()
     entries = [(i, j) for i in range(d) for j in range(e) if (signs[i][j] == 0) == largest]
