@@ -324,15 +324,12 @@ def _rescue(answer: Answer, system: System, geometry: Geometry, tol: float, max_
     tiny = system.cancelled(first.lam, length, _TINY_MARGIN) | ~answer.upper.isfinite()
     fits = ~system.equality.any(1) & careful
     attempt(stretched, fits & tiny)
-    if (
-        isinstance(geometry, Lp | Schatten)
-        and geometry.smooth
-        and not _NEARLY_ONE <= geometry.p <= 1 / (_NEARLY_ONE - 1)
-    ):
-        near = type(geometry)(
-            1 if geometry.p < 2 else math.inf
-        )  # its solution is off by no more than D^(p − 1) or D^(1/p)
-        attempt(lambda part, *_: _run(part, near, tol, max_iterations, _AT_ALL))
+    if isinstance(geometry, Lp | Schatten) and geometry.smooth:
+        # The solution of ℓ1 or ℓ∞ is off by a factor D^(p − 1) or D^(1/p) at most.
+        if geometry.p < _NEARLY_ONE:
+            attempt(lambda part, *_: _run(part, type(geometry)(1), tol, max_iterations, _AT_ALL))
+        if geometry.p > 1 / (_NEARLY_ONE - 1):
+            attempt(lambda part, *_: _run(part, type(geometry)(math.inf), tol, max_iterations, _AT_ALL))
     if geometry != Lp(2):
         attempt(other)
     attempt(stretched, fits & ~tiny & bends)  # a subgradient is of no use where the margin is not tiny
