@@ -5,12 +5,14 @@ from attsvm.optim._after_training import SparsityReport, SparsityRow, export, lo
 from attsvm.optim._callbacks import lightning_pruning, trainer_pruning
 from attsvm.optim._from_torch import from_torch
 from attsvm.optim._groups import describe_groups, param_groups
+from attsvm.optim._inference import CSRLinear, to_csr
 from attsvm.optim._mirror_adam import MirrorAdam, mirror_adam
 from attsvm.optim._mirror_descent import MirrorDescent, mirror_descent
 from attsvm.optim._mirror_muon import MirrorMuon, mirror_muon, newton_schulz
 from attsvm.optim._pruning import GradualPruning
 
 __all__ = [
+    "CSRLinear",
     "GradualPruning",
     "MirrorAdam",
     "MirrorDescent",
@@ -30,5 +32,6 @@ __all__ = [
     "prune",
     "sparsity_report",
     "starting_lr",
+    "to_csr",
     "trainer_pruning",
 ]
