@@ -71,7 +71,8 @@ class MirrorAdam(MirrorOptimizer):
     So for p near 1 every weight, large or small, is multiplied by about the same factor :math:`e^{\pm\gamma/(p-1)}` per
     step: exponentiated gradient with Adam's signs and confidences. At p = 1.1, lr = 1e-3 and a weight of
     0.02 (:math:`\theta = 0.68`) that is 1.5% per step. Three things follow. The step adapts to layers of different
-    scale by itself, so one lr serves all of them. Small weights stay small in absolute terms while useful ones grow in
+    scale by itself: over widths and initial scales one lr loses half of what it does with AdamW (``sparse-lr``); the
+    best still falls with the width. Small weights stay small in absolute terms while useful ones grow in
     proportion, so their sizes spread and most can be pruned. And no weight overshoots: to change its sign it must move
     :math:`\theta` from about 1 to −1, which takes about :math:`2/\gamma` steps of one sign. This is also where it
     fails: what starts at 0 or has to change its sign often (biases, norm shifts) hardly moves. Give these parameters
