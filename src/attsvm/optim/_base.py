@@ -23,7 +23,7 @@ from attsvm.optim._checks import (
     sticks_at_zero,
 )
 from attsvm.optim._edits import Watch
-from attsvm.optim._fused import outside_compiled, pays_on_cpu, same_layout, use_fused
+from attsvm.optim._fused import compares, outside_compiled, pays_on_cpu, same_layout, use_fused
 from attsvm.optim._loading import MASK, MIRROR, REST, Source, check_states, is_foreign, taken
 from attsvm.optim._mirror_map import has_mirror, inverse_exponent, keeps_roundings, means, mirror_of, state_dtype
 from attsvm.optim._shards import gradient, local
@@ -151,9 +151,10 @@ class MirrorOptimizer(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_groups()
         if not torch.compiler.is_compiling():
             self._watch.turn()
+        self._step_groups()
+        if not torch.compiler.is_compiling():
             self._calls += 1
             if self._calls >= FIRST_LOOK and self._calls & (self._calls - 1) == 0:
                 self._look_for_divergence()
@@ -208,9 +209,8 @@ class MirrorOptimizer(Optimizer, ABC):
         for param in group["params"]:
             if param.grad is not None:
                 weight = local(param)
-                compared = fused and weight.is_cpu  # by the kernel
                 mirrored = group["keep_mirror"] and has_mirror(weight, p)
-                theta = self._mirror(param, weight, p, versions, compared) if mirrored else weight
+                theta = self._mirror(param, weight, p, versions, fused and weight.is_cpu) if mirrored else weight
                 kept = mirrored and (weight.is_cpu or not fused) and keeps_roundings(weight, theta, a)
                 rest = self._rest(param) if kept else theta
                 if rest is theta and (left := self.state.get(param)):  # by steps of another kind, or with another p
@@ -265,6 +265,8 @@ class MirrorOptimizer(Optimizer, ABC):
         if MASK not in state:
             state[MASK] = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
         state[MASK].copy_(mask != 0)
+        if MIRROR in state:
+            self._watch.release(local(state[MIRROR]))
         values = [param.detach(), *(v for name, v in state.items() if name != MASK and v.shape == param.shape)]
         zero_pruned([local(state[MASK])], *([local(value)] for value in values))
 
@@ -356,20 +358,22 @@ class MirrorOptimizer(Optimizer, ABC):
         if any(capturing(param) for group in self.param_groups for param in group["params"][:1]):
             raise AttsvmError("step() is being captured in a CUDA graph: construct the optimizer with capturable=True.")
 
-    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], compared: bool) -> Tensor:
-        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step. Steps that
-        compare every weight with it recompute it by themselves."""
+    def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], by_kernel: bool) -> Tensor:
+        """The local θ of a parameter whose local part is `weight`; made from the weights on the first step. The kernel
+        for a CPU compares by itself what is not lent."""
         state = self.state[param]
-        if MIRROR not in state:
+        new = MIRROR not in state
+        if new:
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
-            return local(state[MIRROR])
         theta = local(state[MIRROR])
-        if versions.get(id(param)) == weight._version:
+        apart = (by_kernel and compares(inverse_exponent(p))) or torch.compiler.is_compiling()
+        unsure = None if apart else self._watch.take_back(weight, theta)
+        if new or (versions.get(id(param)) == weight._version and not unsure):
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
-        if compared and not edited:
+        if by_kernel and not edited and not unsure:
             return theta
         if not capturing(weight):
             same = means(theta, weight, p)
@@ -396,11 +400,12 @@ class MirrorOptimizer(Optimizer, ABC):
                 del self._versions[other]
         return found
 
-    def _remember(self, p: float, params: list[Tensor], weights: list[Tensor]) -> None:
+    def _remember(self, p: float, params: Tensors, weights: Tensors) -> None:
         """Note the weights as the step left them."""
         if not torch.compiler.is_compiling():
             versions = self._versions.setdefault(p, {})
             versions.update((id(param), weight._version) for param, weight in zip(params, weights))
+            self._watch.lend()
 
 
 def _check_kept(group: Mapping[str, Any], params: Sequence[Tensor]) -> None:

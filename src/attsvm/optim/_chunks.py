@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors
 
 from attsvm.optim._edits import Watch
 from attsvm.optim._mirror_map import NO_SCRATCH, Scratch, follow
@@ -50,10 +49,10 @@ def chunks(
     written and has no value before. With `gathered`, on a CPU only so many columns are put together: a row of several
     parts has no others. `watch` sees the weights before and after they are stepped, at p.
     """
-    kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any], list[Row]] = {}
+    kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any, bool], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
-        watched = watch if row[0] is not row[1] else None
+        watched = watch if row[0] is not row[1] and not (watch and watch.lends(row[1])) else None
         if alone:
             if watched is not None:
                 watched.before([row], row[0], p)
@@ -63,18 +62,18 @@ def chunks(
             if watched is not None:
                 watched.after([row], row[0])
             continue
-        kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key), []).append(row)
-    for (device, _, _, key), rows in kinds.items():
+        kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key, watched is None), []).append(row)
+    for (device, _, _, key, unwatched), rows in kinds.items():
+        watched = None if unwatched else watch
         on_cpu = device.type == "cpu"
         limit = min(CACHED * torch.get_num_threads(), MOST) if on_cpu else GATHERED
         small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
-            row = parts[0]
-            watched = watch if row[0] is not row[1] else None
+            weights = _flat(row[0] for row in parts) if len(parts) > 1 else []
             if watched is not None:
-                watched.before(parts, _weights(parts), p)
-            for row in _as_one(parts, gathered if on_cpu else None):
+                watched.before(parts, _together(weights) if weights else parts[0][0], p)
+            for row in _as_one(parts, weights, gathered if on_cpu else None):
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
                     fits = theta.numel() <= limit and theta.is_contiguous()
@@ -150,28 +149,24 @@ def _pieces(row: Row, limit: int) -> Iterator[Sequence[Row]]:
     yield from ([piece] for piece in zip(*(flat[id(t)] for t in row)))
 
 
-def _weights(parts: Sequence[Row]) -> Tensor:
-    """The weights of all parts; on a CPU in the buffer to which the step will write them: no page is new."""
-    weights = [row[0] for row in parts]
-    if len(weights) == 1:
-        return weights[0]
+def _together(weights: list[Tensor]) -> Tensor:
+    """Flat weights as one; on a CPU in the buffer to which the step will write them: no page is new."""
     if not weights[0].is_cpu:
-        return _flatten_dense_tensors(weights)
-    shape = (sum(map(Tensor.numel, weights)),)
-    return torch.cat(_flat(weights), out=kept.view(2, weights[0].dtype, shape))
+        return torch.cat(weights)
+    return torch.cat(weights, out=kept.view(2, weights[0].dtype, (sum(map(Tensor.numel, weights)),)))
 
 
 def _flat(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t if t.ndim == 1 else t.view(-1) for t in tensors]
 
 
-def _as_one(parts: Sequence[Row], gathered: int | None) -> Iterator[Row]:
+def _as_one(parts: Sequence[Row], weights: list[Tensor], gathered: int | None) -> Iterator[Row]:
     if len(parts) == 1:
         yield parts[0]
         return
     first = parts[0][:gathered]
     on_cpu = first[0].is_cpu
-    columns = {id(t): _flat(row[k] for row in parts) for k, t in enumerate(first)}
+    columns = {id(t): _flat(row[k] for row in parts) if k else weights for k, t in enumerate(first)}
     sizes = tuple(t.numel() for t in columns[id(first[0])])
     shape = (sum(sizes),)
     joined = {}

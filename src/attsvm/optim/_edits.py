@@ -1,40 +1,100 @@
 """Whether a weight was changed between two steps, also through `.data`, which no version counter sees."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from attsvm.optim._mirror_map import follow
+from attsvm.optim._shards import PLAIN
 
+LENT = 1 << 12  # a weight of so many entries is sooner lent than summed
+OWN_USERS = 2  # of the memory of a weight that nobody else looks at: itself, and who asks
+APART = 16  # steps for which a weight is not lent after somebody has written to it
 PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
 BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
+
+# Where a tensor is; `data_ptr`, which is asked for to write, gives a lent one memory of its own.
+_address = getattr(torch._C, "_data_address", None)
 
 Row = Sequence[Tensor]
 Key = tuple[int, int, int]
 
 
 class Watch:
-    """Signatures of weights as a step left them, for steps that do not read the weights.
+    """What tells steps that do not read the weights whether a weight is as the last step left it.
 
-    They are taken chunk by chunk, while the weights are in the cache, and kept by the address of the mirror variable:
-    `weight.data = …` gives a weight memory that another one had, or that it had before.
+    On a CPU a large weight is *lent*: between two steps it shares its memory with a twin, by torch's copy on write.
+    Whoever writes to the weight makes torch give it memory of its own, so to compare two addresses is to see every
+    edit. It takes no pass over memory.
+
+    Of other weights there are signatures. They are taken chunk by chunk, while the weights are in the cache. Both are
+    kept by the address of the mirror variable: `weight.data = …` gives a weight memory that another one had, or that it
+    had before.
     """
 
     def __init__(self) -> None:
         self._left: dict[Key, Tensor] = {}
-        self._before: dict[Key, Tensor] = {}  # by the step before this one
+        self._before: dict[Key, Tensor] = {}  # by the last step
+        self._lent: dict[int, Tensor] = {}  # the weights that will be, after this step
+        self._twins: dict[int, Tensor] = {}
+        self._old_twins: dict[int, Tensor] = {}
+        self._apart: dict[int, int] = {}  # steps to go until a weight may be lent again
 
     def turn(self) -> None:
-        """After a step: what it did not leave is of older mirror variables, as where a parameter had no gradient."""
+        """Before a step: what the last one did not leave is of older mirror variables, as where a parameter had no
+        gradient."""
+        self._lent.clear()
         self._before, self._left = self._left, {}
+        self._old_twins, self._twins = self._twins, {}
 
     def _found(self, key: Key) -> Tensor | None:
         return self._left.get(key, self._before.get(key))
 
+    def take_back(self, weight: Tensor, theta: Tensor) -> bool | None:
+        """Before a step writes to a weight: whether it must be compared with θ. None where signatures will tell."""
+        if weight.numel() < LENT:
+            return None
+        at = theta.data_ptr()
+        twin = self._released(at)
+        if twin is not None and _address(twin) == _address(weight) and twin.stride() == weight.stride():
+            self._lent[at] = weight
+            return False
+        if twin is not None:
+            self._apart[at] = APART
+            return True
+        if self._apart.get(at, 0) > 0:
+            self._apart[at] -= 1
+            return None
+        if not _can_be_lent(weight):
+            self._apart[at] = APART
+            return None
+        self._lent[at] = weight
+        return True
+
+    def release(self, theta: Tensor) -> None:
+        """Keep no twin of a weight: who writes to it then copies nothing."""
+        self._released(theta.data_ptr())
+
+    def _released(self, at: int) -> Tensor | None:
+        return self._twins.pop(at, None) if at in self._twins else self._old_twins.pop(at, None)
+
+    def lends(self, theta: Tensor) -> bool:
+        return theta.data_ptr() in self._lent
+
+    def lend(self) -> None:
+        """After a step."""
+        for at, weight in self._lent.items():
+            self._twins[at] = torch._lazy_clone(weight)
+        self._lent.clear()
+
     def sums(self, theta: Tensor) -> Tensor:
-        """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks."""
+        """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks; nothing
+        for a lent one."""
+        if self.lends(theta):
+            return torch.empty(0, dtype=torch.int32, device="cpu")
         key = (theta.data_ptr(), theta.numel(), 0)
         if (sums := self._found(key)) is None:
             sums = torch.full((theta.numel() // BLOCK + 1, LANES), -1, dtype=torch.int32, device="cpu")
@@ -52,6 +112,33 @@ class Watch:
     def after(self, parts: Sequence[Row], weight: Tensor) -> None:
         """Note the weights as they are now."""
         self._left[_key(parts)] = signature(weight)
+
+
+def _can_be_lent(weight: Tensor) -> bool:
+    """Whether torch can lend its memory, and nobody else, such as a numpy array, looks at it: an edit moves it."""
+    if not weight.is_cpu or type(weight) not in PLAIN or weight.is_inference() or not _copies_on_write():
+        return False
+    storage = weight.untyped_storage()
+    if not storage.resizable():  # as of a file that was read: torch has no allocator for other memory, and crashes
+        return False
+    users = torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return users == OWN_USERS and _address(torch._lazy_clone(weight)) == _address(weight)
+    except RuntimeError:  # memory of others, as of a file or another process
+        return False
+
+
+@cache
+def _copies_on_write() -> bool:
+    """Whether this torch does all that lending takes: its names are private."""
+    try:
+        weight = torch.zeros(2, device="cpu")
+        twin = torch._lazy_clone(weight)
+        lent = _address(twin) == _address(weight)
+        weight.data.add_(1)
+        return lent and _address(twin) != _address(weight) and twin.tolist() == [0, 0]
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def signature(weight: Tensor) -> Tensor:

@@ -135,9 +135,7 @@ def fused_step(
     which on CUDA are read off the weights, and with signatures."""
     if columns[0][0].is_cpu:
         watch = watch or Watch()
-        # Where powers are products or roots the kernel compares every weight, and needs no signatures.
-        signed = _how(step.a) in (0, -2)
-        columns = [*columns, rests, [watch.sums(theta) if signed else theta for theta in columns[2]]]
+        columns = [*columns, rests, [theta if compares(step.a) else watch.sums(theta) for theta in columns[2]]]
     for rows, scalars, compiled in launches(*columns, step=step):
         getattr(kernels(rows[0][0]), kernel)(rows, (*scalars, *moments), capturable, **compiled, **flags)
 
@@ -145,6 +143,12 @@ def fused_step(
 def _how(a: float) -> int:
     """How to raise to the power a: by so many factors, by a square root, by a cube root, or 0 for any power."""
     return {0.5: -1, 4 / 3: -2}.get(a, whole_exponent(a))
+
+
+def compares(a: float) -> bool:
+    """Whether the kernel for a CPU compares every weight with θ: where powers are products or roots, which take no
+    time."""
+    return _how(a) not in (0, -2)
 
 
 def _in_order(row: Row) -> Row:

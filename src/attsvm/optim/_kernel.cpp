@@ -239,8 +239,8 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
     for (int64_t start = first; start < last; start += BLOCK) {
         const int64_t end = start + BLOCK < last ? start + BLOCK : last;
         if (WATCH && MIRROR && QUICK) follow(weight + start, theta + start, rest + start, end - start, s.exponent);
-        // Others are compared only where the weights are not those that the last step left.
-        if (WATCH && MIRROR && !QUICK && Signature(weight + start, end - start) != sums[start / BLOCK])
+        // Others are compared only where the weights are not those that the last step left, unless that is known.
+        if (WATCH && MIRROR && !QUICK && sums && Signature(weight + start, end - start) != sums[start / BLOCK])
             apart(weight + start, theta + start, rest + start, end - start, s.exponent);
 #pragma GCC ivdep
         for (int64_t i = start; i < end; i++) {
@@ -286,7 +286,7 @@ void step(const Row &row, const Scalars &s, int64_t first, int64_t last) {
             if (KEEP) rest[i] = keep ? left : 0.0f;
             if (MIRROR || LEAN) weight[i] = keep ? stored(w) : Weight(0);
         }
-        if (WATCH && MIRROR && !QUICK) sums[start / BLOCK] = Signature(weight + start, end - start).lanes;
+        if (WATCH && MIRROR && !QUICK && sums) sums[start / BLOCK] = Signature(weight + start, end - start).lanes;
     }
 }
 
