@@ -70,9 +70,10 @@ def chunks(
         small = min(small, limit) if on_cpu else SMALL
         scratch, shape = NO_SCRATCH, None
         for parts in _parts(rows, limit, small, on_cpu):
-            weights = _flat(row[0] for row in parts) if len(parts) > 1 else []
+            row = parts[0]
+            weights = _flat(each[0] for each in parts) if len(parts) > 1 else []
             if watched is not None:
-                watched.before(parts, _together(weights) if weights else parts[0][0], p)
+                watched.before(parts, _together(weights) if weights else row[0], p)
             for row in _as_one(parts, weights, gathered if on_cpu else None):
                 theta = row[1]
                 if on_cpu and theta.shape != shape:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,11 @@ PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
 BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
 
-# Where a tensor is; `data_ptr`, which is asked for to write, gives a lent one memory of its own.
-_address = getattr(torch._C, "_data_address", None)
+# Names of torch that are private: `_copies_on_write` tells whether they are there and do what they should. An address
+# is that of `data_ptr`, which is asked for to write and gives a lent tensor memory of its own.
+_lazy_clone: Any = getattr(torch, "_lazy_clone", None)
+_address: Any = getattr(torch._C, "_data_address", None)
+_users: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 Row = Sequence[Tensor]
 Key = tuple[int, int, int]
@@ -87,7 +91,7 @@ class Watch:
     def lend(self) -> None:
         """After a step."""
         for at, weight in self._lent.items():
-            self._twins[at] = torch._lazy_clone(weight)
+            self._twins[at] = _lazy_clone(weight)
         self._lent.clear()
 
     def sums(self, theta: Tensor) -> Tensor:
@@ -121,23 +125,23 @@ def _can_be_lent(weight: Tensor) -> bool:
     storage = weight.untyped_storage()
     if not storage.resizable():  # as of a file that was read: torch has no allocator for other memory, and crashes
         return False
-    users = torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        return users == OWN_USERS and _address(torch._lazy_clone(weight)) == _address(weight)
+        return _users(storage._cdata) == OWN_USERS and _address(_lazy_clone(weight)) == _address(weight)
     except RuntimeError:  # memory of others, as of a file or another process
         return False
 
 
 @cache
 def _copies_on_write() -> bool:
-    """Whether this torch does all that lending takes: its names are private."""
+    """Whether this torch does all that lending takes."""
     try:
         weight = torch.zeros(2, device="cpu")
-        twin = torch._lazy_clone(weight)
+        alone = _users(weight.untyped_storage()._cdata) == OWN_USERS
+        twin = _lazy_clone(weight)
         lent = _address(twin) == _address(weight)
         weight.data.add_(1)
-        return lent and _address(twin) != _address(weight) and twin.tolist() == [0, 0]
-    except (AttributeError, RuntimeError):
+        return alone and lent and _address(twin) != _address(weight) and twin.tolist() == [0, 0]
+    except (TypeError, RuntimeError):
         return False
 
 
