@@ -33,6 +33,11 @@ def address(w: Tensor) -> int:
     return torch._C._data_address(w)
 
 
+@pytest.fixture(autouse=True)
+def _lent_to_the_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_edits, "LENT_BY_KERNEL", _edits.LENT)
+
+
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every comparison of weights with mirror variables, and every signature, adds to this list."""

@@ -367,8 +367,8 @@ class MirrorOptimizer(Optimizer, ABC):
             state[MIRROR] = zeros_like(param)
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
         theta = local(state[MIRROR])
-        apart = (by_kernel and compares(inverse_exponent(p))) or torch.compiler.is_compiling()
-        unsure = None if apart else self._watch.take_back(weight, theta)
+        compared = (by_kernel and compares(inverse_exponent(p))) or torch.compiler.is_compiling()
+        unsure = None if compared else self._watch.take_back(weight, theta, by_kernel)
         if new or (versions.get(id(param)) == weight._version and not unsure):
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.

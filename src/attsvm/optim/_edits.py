@@ -10,7 +10,8 @@ from torch import Tensor
 from attsvm.optim._mirror_map import follow
 from attsvm.optim._shards import PLAIN
 
-LENT = 1 << 12  # a weight of so many entries is sooner lent than summed
+LENT = 1 << 12  # a weight of so many entries is sooner lent than summed,
+LENT_BY_KERNEL = 1 << 16  # and of so many where the kernel sums
 OWN_USERS = 2  # of the memory of a weight that nobody else looks at: itself, and who asks
 APART = 16  # steps for which a weight is not lent after somebody has written to it
 PIECES = 64
@@ -57,9 +58,9 @@ class Watch:
     def _found(self, key: Key) -> Tensor | None:
         return self._left.get(key, self._before.get(key))
 
-    def take_back(self, weight: Tensor, theta: Tensor) -> bool | None:
+    def take_back(self, weight: Tensor, theta: Tensor, by_kernel: bool) -> bool | None:
         """Before a step writes to a weight: whether it must be compared with θ. None where signatures will tell."""
-        if weight.numel() < LENT:
+        if weight.numel() < (LENT_BY_KERNEL if by_kernel else LENT):
             return None
         at = theta.data_ptr()
         twin = self._released(at)
