@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_task import MAKERS
@@ -106,26 +107,30 @@ def test_every_edit_of_a_lent_weight_holds(edit: Callable, form: dict, p: float)
             if k == 3:
                 value = w.detach().clone() if seen else w
                 edit(value)
-                w.detach().copy_(value)
+                if seen:
+                    w.detach().copy_(value)
             step(optimizer, w, k=k)
         results.append(w.detach())
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-9)
 
 
 @forms
-def test_arrays_that_look_at_a_weight_go_on_doing_so(form: dict) -> None:
+@pytest.mark.parametrize("look", [Tensor.numpy, np.from_dlpack], ids=["numpy", "dlpack"])
+def test_arrays_that_look_at_a_weight_go_on_doing_so(look: Callable, form: dict) -> None:
     w = weight()
-    array = w.detach().numpy()
+    array = look(w.detach())
     optimizer = MirrorDescent([w], lr=1e-2, p=1.75, **form)
     for k in range(3):
         step(optimizer, w, k=k)
         w.data.mul_(0.5)
         assert (array == w.detach().numpy()).all()
-    array[:] = 0.25  # which torch does not see
+    w.data.fill_(0.5)
+    if array.flags.writeable:
+        array[:] = 0.25  # which torch does not see
     w.grad = torch.zeros(SHAPE)
     optimizer.step()
-    torch.testing.assert_close(w.detach(), torch.full(SHAPE, 0.25))
     assert (array == w.detach().numpy()).all()
+    torch.testing.assert_close(w.detach(), torch.full(SHAPE, 0.25 if array.flags.writeable else 0.5))
 
 
 def loaded(w: Tensor) -> Tensor:
@@ -163,8 +168,11 @@ def test_who_may_have_written_is_looked_at_and_trusted_again_later(form: dict, l
     w.data_ptr()  # an address to write to
     step(optimizer, w)
     assert looked
-    for _ in range(_edits.APART + 2):
+    for _ in range(_edits.APART):
+        looked.clear()
         step(optimizer, w)
+    assert looked or form.get("fused")  # the kernel itself takes signatures
+    step(optimizer, w)
     looked.clear()
     step(optimizer, w)
     assert not looked
