@@ -16,6 +16,7 @@ from attsvm._version import __version__
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
+from attsvm.plots import styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,6 +118,10 @@ class Experiment:
                 raise AttsvmError(
                     f"the values of {name!r} in the grid of {self.id} must be plain numbers, texts or lists: {error}."
                 ) from error
+
+    def draw(self, rows: Rows) -> Figure:
+        """The figure of these rows, in the common style."""
+        return styled(self.figure)(rows)
 
     @property
     def batch_size(self) -> int:

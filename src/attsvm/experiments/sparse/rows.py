@@ -14,10 +14,10 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import GREEN, ORANGE, PURPLE, SERIES, SKY, Axes, Series
+from attsvm.experiments._draw import GREEN, ORANGE, PURPLE, SERIES, SKY, Axes, Figure, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.sparse.again import train_again
-from attsvm.experiments.transformers import interval
+from attsvm.experiments.transformers import interval, nothing_yet
 
 __all__ = [
     "ADVISED",
@@ -147,7 +147,15 @@ def from_rows(**facts: Any) -> Experiment:
     `facts` take precedence."""
     trials = len(SEEDS)
     usual = {"trials": trials, "quick": trials, "batch": trials, "cost": lambda params: 0.01}
-    return Experiment(**{**usual, **facts}, needs=(SOURCE,), accepts=(AGAIN,))
+    drawn = facts.pop("figure")
+
+    def figure(rows: Rows) -> Figure:
+        there = any(
+            np.isfinite(columns[name]).any() for _, columns in rows for name in ("test", "loss") if name in columns
+        )
+        return drawn(rows) if there else nothing_yet("no run is there yet")
+
+    return Experiment(**{**usual, **facts}, figure=figure, needs=(SOURCE,), accepts=(AGAIN,))
 
 
 _NAMES: dict[tuple[str, str, str], str] = {}
