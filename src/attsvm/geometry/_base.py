@@ -166,9 +166,6 @@ class Paired(Geometry):
     def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
         return self.dual.norm_bound(G, error)
 
-    def gradient(self, W: Tensor) -> Tensor:
-        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
-
     def dual_hessian(self, G: Tensor) -> Tensor:
         return self.dual.hessian(G)
 

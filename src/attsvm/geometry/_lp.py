@@ -26,6 +26,9 @@ class Powers(Paired):
     def has(self, *methods: str) -> bool:
         return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
 
+    def gradient(self, W: Tensor) -> Tensor:
+        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
+
 
 @dataclass(frozen=True, repr=False)
 class Lp(Powers):

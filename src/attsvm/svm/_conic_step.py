@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.svm._nuclear import lowest_eigenvalue, metric, symmetric
-from attsvm.svm._rows import Batch, cholesky_solve
+from attsvm.svm._rows import Batch, cholesky_solve, grown
 
 
 @dataclass
@@ -95,12 +95,7 @@ def newton_step(problem: Problem, s: State, gap: Tensor) -> State:
         M = M + rho[..., None] * (problem.E @ problem.E.mT)
     diagonal = M.diagonal(dim1=1, dim2=2)
     diagonal += torch.where(diagonal > 0, 1e-15 * diagonal, 1.0)
-    F, info = cholesky_ex(M)
-    for extra in (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8, 1e-6):
-        if not bool(info.any()):
-            break
-        diagonal.mul_(1 + extra * (info != 0)[:, None])
-        F, info = cholesky_ex(M)
+    F = grown(M, (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8, 1e-6))
     tied = problem.E.shape[2] > 0
     ME = cholesky_solve(F, problem.E) if tied else problem.E
     EME = problem.E.mT @ ME
