@@ -66,7 +66,7 @@ class Experiment:
                    only, never on the other trials. Where the experiment needs data, a fourth argument holds the path
                    of every data set by name. Functions of a file are found again by worker processes; those of a
                    notebook run in its own process.
-    figure         rows → matplotlib figure; for a paper in its layout
+    figure         rows → matplotlib figure, for a paper in its layout; `draw` calls it in the common style
     checks         rows → the statements that must hold
     trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where some need more

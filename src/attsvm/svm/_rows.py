@@ -184,12 +184,7 @@ class System:
 
     def take(self, index: Tensor) -> System:
         """The instances named by `index`."""
-        return System(
-            self.rows.take(index),
-            self.b[index],
-            self.inequality[index],
-            self.equality[index],
-        )
+        return System(self.rows.take(index), self.b[index], self.inequality[index], self.equality[index])
 
     def independent(self) -> System:
         """Without the equalities that follow from others, in instances of equalities alone.

@@ -19,38 +19,6 @@ from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.sparse.again import train_again
 from attsvm.experiments.transformers import interval, nothing_yet
 
-__all__ = [
-    "ADVISED",
-    "AGAIN",
-    "BARS",
-    "CORPORA",
-    "METHODS",
-    "MIRROR_MUON",
-    "OTHERS",
-    "OURS",
-    "PENALTIES",
-    "POWERPROP",
-    "REMARK",
-    "SEEDS",
-    "SHARES",
-    "SOURCE",
-    "UNMASKED",
-    "base_of",
-    "below",
-    "by_penalty",
-    "chosen_rate",
-    "curves",
-    "dense_line",
-    "exact_zeros",
-    "from_rows",
-    "kept_rows",
-    "leads",
-    "looks_of",
-    "method_of",
-    "read",
-    "share_axis",
-]
-
 SOURCE = "sparse"
 """The data set's name: a folder with rows.parquet, the kept rows of benchmarks/sparse."""
 SHARES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
