@@ -81,10 +81,10 @@ class _Best:
     def within(self, tol: float) -> bool:
         return self.gap <= tol and self.fits(tol)
 
-    def rank(self, tol: float) -> tuple[bool, bool, float]:
-        """Less is better: a W that violates equalities may be shorter."""
+    def rank(self, tol: float) -> tuple[bool, bool, float, float]:
+        """Less is better: a W that violates equalities may be shorter, and then lies below the lower bound."""
         fits = self.fits(tol)
-        return self.upper == math.inf, not fits, self.upper if fits else self.off / self.upper
+        return self.upper == math.inf, not fits, self.gap if fits else self.off / self.upper, self.upper
 
 
 def solve_large(
