@@ -58,6 +58,10 @@ def test_b2_by_hand() -> None:
     assert check.value.tolist() == [0, 0.5]
     tied = TokenData.cls([[[2.0, 0], [2.0, 5], [1.0, -1]]], head=[1.0, 0.0])
     assert not assumption_b2(tied).holds.item()
+    # A number that all scores share does not make them equal.
+    far = TokenData.cls([[[1.0, 0, 1], [0.0, 1, 1], [-1.0, -1, 1]]], head=[1.0, 0.5, 1e12])
+    assert not assumption_b2(far).holds.item()
+    assert assumption_b2(far).value.item() == 2
     # Two tokens a query always have equal non-optimal scores.
     assert assumption_b2(sphere(4, 2, 3, trials=5)).holds.all()
 

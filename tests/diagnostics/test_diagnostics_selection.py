@@ -76,6 +76,19 @@ def test_of_equal_best_tokens_each_is_globally_optimal() -> None:
     assert not has_unique_optimum(data).item()
 
 
+def test_scores_that_rounding_does_not_tell_apart_are_ties() -> None:
+    """The numbers of the first two tokens have one sum, though not in float64."""
+    data = TokenData.cls([[[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [-1.0, 0, 0]]], head=[1.0, 1.0, 1.0])
+    assert data.score_gap().item() > 0
+    assert not has_unique_optimum(data).item()
+    low, high = low_high(data, [0])
+    assert low.flatten().tolist() == [False, False, True]
+    assert high.flatten().tolist() == [False, True, False]
+    solution = solve(att_svm(data, [0]))
+    assert solution.support_tokens[0, 0, 0, 1]
+    assert not is_locally_optimal(data, [0], solution).item()
+
+
 @pytest.mark.parametrize("geometry", ["l1.75", "l2", "l3", "nuclear"])
 def test_local_optimality_by_its_definition(geometry: str) -> None:
     data = sphere(3, 4, 5, trials=40, seed=1)

@@ -62,6 +62,13 @@ def test_theorem_4_applies_to_one_query() -> None:
     assert not v.theorems[THEOREM_4].any()
 
 
+def test_no_theorem_on_descent_applies_to_steps_of_size_0() -> None:
+    data = sphere(1, 2, 4, trials=5, seed=1)
+    words = applicability(verdict(plain(data, 20, 0.0)).conditions)
+    for theorem in (THEOREM_3, THEOREM_4):
+        assert words[theorem] == "does not apply: not plain steps of one size"
+
+
 def test_plain_steepest_descent_is_gradient_descent() -> None:
     data = sphere(1, 3, 4, trials=3, seed=0)
     lr = 0.9 / lipschitz_constant(data).max().item()

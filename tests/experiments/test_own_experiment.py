@@ -74,7 +74,9 @@ def test_run_resume_and_figure(own: Path, tmp_path: Path) -> None:
     assert outcome.passed
     assert outcome.rows.where(a=2)["square"].tolist() == [0, 4, 16, 36, 64]
     assert "own-squares: 1 check passed" in repr(outcome)
-    outcome.figure().canvas.draw()
+    drawn = outcome.figure()
+    drawn.canvas.draw()
+    assert not any(ax.spines["top"].get_visible() for ax in drawn.axes)  # the common style
     assert run_experiments([experiment], out) == 0  # all is there
     sorted(out.rglob("*.parquet"))[0].unlink()
     assert run_experiments([experiment], out, backend=Backend(workers=1)) == 1  # in a process that opens the file

@@ -201,7 +201,7 @@ def _solve(name: str, parts: list[_Text], scale: float, geometry: Geometry) -> l
             best = torch.where(better[:, None, None], W / done.clamp(min=1e-300)[:, None, None], best)
             if not bool((new.any(1) & ~solution.infeasible).any()):
                 break
-        A = torch.cat([A, _rows(parts, which, c, biased)[:, :, None]], 2)
+        A = torch.cat([A, _rows(parts, which, biased)[:, :, None]], 2)
         present = torch.cat([present, new[..., None]], 2)
         problem = MarginProblem(A, Z, torch.ones_like(present, dtype=A.dtype), torch.zeros_like(present), present)
         solution = solve(problem, geometry, tol=GAP / 4)
@@ -235,7 +235,7 @@ def _gaps(parts: list[_Text], W: Tensor, c: int, biased: bool) -> tuple[Tensor, 
     return torch.cat(gaps, 1), torch.cat(which, 1)
 
 
-def _rows(parts: list[_Text], which: Tensor, c: int, biased: bool) -> Tensor:
+def _rows(parts: list[_Text], which: Tensor, biased: bool) -> Tensor:
     """a = k_rule − k_t for one token t of every query, (H, Q, size)."""
     rows = []
     for part, own in zip(parts, which.split([len(part.target) for part in parts], 1)):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
     from attsvm.auditing import Audit
 
 
-class RuleName(StrEnum):
-    previous = "previous"
-    first = "first"
-    self = "self"
-    induction = "induction"
+RuleName = Literal["previous", "first", "self", "induction"]
 
 
 def audit_command(
@@ -233,7 +228,7 @@ def _asked(
             f"largest uniform pruning that flips at most {flips:.1%}: {share:.1%} of the weights ({at:.1%} flip)"
         )
     if rule is not None:
-        heads = audit_rule(network, words, read, rule.value, length=length)
+        heads = audit_rule(network, words, read, rule, length=length)
         found = found.with_measures(
             {
                 (head.layer, head.head): {
@@ -244,19 +239,19 @@ def _asked(
                 for head in heads
             },
             {
-                "follows": f"share of sampled queries that select by the rule “{rule.value}”",
-                "separable": f"1 if some W selects by the rule “{rule.value}” on all sampled queries",
-                "rule_efficiency": f"own margin for the rule “{rule.value}” over the largest one",
+                "follows": f"share of sampled queries that select by the rule “{rule}”",
+                "separable": f"1 if some W selects by the rule “{rule}” on all sampled queries",
+                "rule_efficiency": f"own margin for the rule “{rule}” over the largest one",
             },
         )
         best = max(heads, key=lambda head: head.follows, default=None)
         if best is None:
-            return found, [*said, f"rule {rule.value}: no attention of the model sees its tokens"]
+            return found, [*said, f"rule {rule}: no attention of the model sees its tokens"]
         apart = sum(head.status == "solved" for head in heads)
         follows = f"{best.layer}, head {best.head} follows it most often, {best.follows:.0%} of {best.queries} queries"
         if not best.follows:
             follows = "no head follows it at any sampled query"
-        said.append(f"rule {rule.value}: separable in {apart} of {len(heads)} heads; {follows}")
+        said.append(f"rule {rule}: separable in {apart} of {len(heads)} heads; {follows}")
     return found, said
 
 

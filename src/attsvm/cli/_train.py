@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,18 +12,8 @@ from attsvm.cli._verdict import TRAJECTORY, all_well, draw_run, print_verdict, w
 from attsvm.errors import AttsvmError
 from attsvm.identity import run_folder
 
-
-class Parameterization(StrEnum):
-    W = "W"
-    KQ = "KQ"
-    joint = "joint"
-
-
-class LossName(StrEnum):
-    logistic = "logistic"
-    exponential = "exponential"
-    correlation = "correlation"
-    log = "log"
+Parameterization = Literal["W", "KQ", "joint"]
+LossName = Literal["logistic", "exponential", "correlation", "log"]
 
 
 def train_command(
@@ -41,7 +30,7 @@ def train_command(
     rule: Annotated[
         str | None, typer.Option(help="Another way to step: gd, sign, spectral, adam, rmsprop, lion or muon.")
     ] = None,
-    parameterization: Annotated[Parameterization, typer.Option(help="What is trained.")] = Parameterization.W,
+    parameterization: Annotated[Parameterization, typer.Option(help="What is trained.")] = "W",
     normalize: Annotated[
         bool, typer.Option("--normalize/--plain", help="Steps of unit dual norm, or plain ones.")
     ] = True,
@@ -55,7 +44,7 @@ def train_command(
             metavar="NAME",
             help="logistic, exponential or correlation; log, which is for data of classes and next tokens.",
         ),
-    ] = LossName.logistic,
+    ] = "logistic",
     init_scale: Annotated[
         float | None, typer.Option(min=0, help="Gaussian start of this scale; without it 0 (0.1 for KQ).")
     ] = None,
@@ -73,7 +62,7 @@ def train_command(
     from attsvm.diagnostics import verdict
     from attsvm.dynamics import Gaussian, Growing, train
 
-    if init_scale is None and parameterization is Parameterization.KQ:
+    if init_scale is None and parameterization == "KQ":
         init_scale = 0.1
     if seed is not None and init_scale is None:
         raise AttsvmError("--seed is for a Gaussian start, but this run starts at 0: give --init-scale too.")
@@ -82,12 +71,12 @@ def train_command(
         trajectory = train(
             loaded,
             geometry,
-            parameterization.value,
+            parameterization,
             steps=steps,
             lr=Growing(lr, growing) if growing else lr,
             normalize=normalize,
             rule=rule,
-            loss=loss.value,
+            loss=loss,
             init=None if init_scale is None else Gaussian(init_scale, seed or 0),
             m=width,
             ridge=ridge,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,53 +35,14 @@ TestOption = Annotated[
     typer.Option(min=0, max=1, help="Share that is the test split, for a table without a column split or a .txt."),
 ]
 ImagesOption = Annotated[bool, typer.Option("--images", help="The Hugging Face name is of images.")]
-
-
-class OptimizerName(StrEnum):
-    mirror_descent = "mirror-descent"
-    mirror_adam = "mirror-adam"
-    mirror_muon = "mirror-muon"
-    sgd = "sgd"
-    adam = "adam"
-    adamw = "adamw"
-
-
-class Groups(StrEnum):
-    all = "all"
-    matrices = "matrices"
-
-
-class Model(StrEnum):
-    classifier = "classifier"
-    gpt = "gpt"
-
-
-class Start(StrEnum):
-    gpt2 = "gpt2"
-    linear = "linear"
-
-
-class Schedule(StrEnum):
-    constant = "constant"
-    cosine = "cosine"
-
-
-class Scope(StrEnum):
-    everywhere = "global"
-    relative = "relative"
-    layer = "layer"
-
-
-class Loss(StrEnum):
-    sum = "sum"
-    mean = "mean"
-
-
-class MomentsOf(StrEnum):
-    weight = "weight"
-    mirror = "mirror"
-
-
+OptimizerName = Literal["mirror-descent", "mirror-adam", "mirror-muon", "sgd", "adam", "adamw"]
+Groups = Literal["all", "matrices"]
+Model = Literal["classifier", "gpt"]
+Start = Literal["gpt2", "linear"]
+Schedule = Literal["constant", "cosine"]
+Scope = Literal["global", "relative", "layer"]
+Loss = Literal["sum", "mean"]
+MomentsOf = Literal["weight", "mirror"]
 _MIRROR = ("mirror-descent", "mirror-adam", "mirror-muon")
 ModelOption = Annotated[
     Model,
@@ -120,17 +80,15 @@ def fit_command(
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
-    model: ModelOption = Model.classifier,
+    model: ModelOption = "classifier",
     own_head: Annotated[
         bool, typer.Option("--own-head", help="The head of gpt is a matrix of its own, not the embedding.")
     ] = False,
-    start: Annotated[
-        Start, typer.Option(help="Initial weights of gpt's matrices: GPT-2's, or nn.Linear's.")
-    ] = Start.gpt2,
+    start: Annotated[Start, typer.Option(help="Initial weights of gpt's matrices: GPT-2's, or nn.Linear's.")] = "gpt2",
     optimizer: Annotated[
         OptimizerName,
         typer.Option(metavar="NAME", help="mirror-descent, mirror-adam, mirror-muon, sgd, adam or adamw."),
-    ] = OptimizerName.mirror_descent,
+    ] = "mirror-descent",
     p: Annotated[float, typer.Option(help="Exponent of the mirror optimizers; 2 is SGD, AdamW or Muon.")] = 1.1,
     groups: Annotated[
         Groups | None,
@@ -143,13 +101,13 @@ def fit_command(
     moments_of: Annotated[
         MomentsOf,
         typer.Option(help="Whose gradient mirror-adam's moments are of; mirror with --weight-decay 0 is powerprop."),
-    ] = MomentsOf.weight,
+    ] = "weight",
     weight_decay: Annotated[
         float | None, typer.Option(min=0, help="Weight decay; the optimizer's own if not given.")
     ] = None,
     schedule: Annotated[
         Schedule, typer.Option(help="lr over the run; cosine: falls to 0 until the last of --epochs.")
-    ] = Schedule.constant,
+    ] = "constant",
     warmup: Annotated[float, typer.Option(min=0, help="Over this share of all steps lr rises from 0.")] = 0.0,
     clip: Annotated[float, typer.Option(min=0, help="Largest norm of the gradients; 0 is no bound.")] = 0.0,
     sparsity: Annotated[
@@ -162,7 +120,7 @@ def fit_command(
             help="Threshold of --sparsity. global: one for all matrices; relative: one in units of each matrix's size; "
             "layer: one that makes the same share of each 0.",
         ),
-    ] = Scope.everywhere,
+    ] = "global",
     teacher: Annotated[
         Path | None, typer.Option(help="Folder of a run of the same data, whose predictions are a part of the labels.")
     ] = None,
@@ -186,9 +144,7 @@ def fit_command(
     batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 100,
     epochs: Annotated[int, typer.Option(min=1, help="Most epochs.")] = 200,
     stop: Annotated[float, typer.Option(min=0, help="Stop once the train accuracy of an epoch is this.")] = 0.995,
-    loss: Annotated[
-        Loss, typer.Option(help="Over the batch; the paper's code sums. Of gpt, over its tokens.")
-    ] = Loss.sum,
+    loss: Annotated[Loss, typer.Option(help="Over the batch; the paper's code sums. Of gpt, over its tokens.")] = "sum",
     seed: Annotated[int, typer.Option(min=0, help="Of initial weights, order and dropout.")] = 0,
     grouped: Annotated[bool, typer.Option("--group/--mixed", help="Texts of similar length share a batch.")] = True,
     bf16: Annotated[bool, typer.Option("--bf16", help="Autocast to bfloat16.")] = False,
@@ -207,44 +163,44 @@ def fit_command(
     if teacher is None and _given(context, ["distil"]):
         raise AttsvmError("--distil is the share of a teacher in the labels: name one with --teacher.")
     for name in _given(context, _USED_BY):
-        if optimizer.value not in _USED_BY[name]:
+        if optimizer not in _USED_BY[name]:
             allowed = " and ".join(filter(None, [", ".join(_USED_BY[name][:-1]), _USED_BY[name][-1]]))
             option = name.replace("_", "-")
-            raise AttsvmError(f"--{option} is for {allowed}, but --optimizer is {optimizer.value}: leave it out.")
+            raise AttsvmError(f"--{option} is for {allowed}, but --optimizer is {optimizer}: leave it out.")
     for name in _given(context, ["own_head", "start"]):
-        if model is not Model.gpt:
+        if model != "gpt":
             raise AttsvmError(f"--{name.replace('_', '-')} is for --model gpt: leave it out.")
-    gpt = model is Model.gpt
+    gpt = model == "gpt"
     loaded = load_data(data, tokenizer=tokenizer, length=length, size=size, images=images, next_tokens=gpt, test=test)
     kind = "text" if gpt else loaded.kind
     _refuse_unused(context, data, kind)
     own: dict[str, Any] = {"length": length} if kind == "text" else {"patch": patch}
     if gpt:
         own |= {"tied": False} if own_head else {}
-        own |= {"start": start.value} if start is not Start.gpt2 else {}
+        own |= {"start": start} if start != "gpt2" else {}
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "width": width, "hidden": hidden, "dropout": dropout}
     settings = Settings(
-        optimizer=optimizer.value,
+        optimizer=optimizer,
         p=p,
         lr=lr,
-        groups="" if groups is None else groups.value,
+        groups=groups or "",
         momentum=momentum,
-        moments_of=moments_of.value,
+        moments_of=moments_of,
         weight_decay=weight_decay,
         sizes=own | {name: value for name, value in asked.items() if value is not None},
         batch=batch,
         epochs=epochs,
         stop=stop,
-        loss=loss.value,
+        loss=loss,
         seed=seed,
         grouped=grouped,
         bf16=bf16,
         compile=compiled,
-        schedule=schedule.value,
+        schedule=schedule,
         warmup=warmup,
         clip=clip,
         sparsity=sparsity,
-        scope=scope.value,
+        scope=scope,
         rest_lr=rest_lr,
         head_lr=head_lr,
         distil=0.0 if teacher is None else distil,
@@ -291,7 +247,7 @@ def fit_command(
             "which is optimistic, since the test split chose the epoch",
         )
     if fitted.stopped == "diverged":
-        mean = ", or --loss mean" if loss is Loss.sum else ""
+        mean = ", or --loss mean" if loss == "sum" else ""
         typer.echo(f"Error: training diverged in epoch {done}: take a smaller --lr than {lr:g}{mean}.", err=True)
         raise typer.Exit(INCOMPLETE)
 
@@ -302,14 +258,14 @@ def tokens_command(
     data: DataArgument,
     out: Annotated[Path, typer.Option(help="The .npz file to write.")],
     tokenizer: TokenizerOption = None,
-    model: ModelOption = Model.classifier,
+    model: ModelOption = "classifier",
     length: LengthOption = 512,
     test: TestOption = 0.0,
 ) -> None:
     """Tokenize texts once, into a compact file that transformer fit reads where no tokenizer is installed."""
     from attsvm.transformer import load_data, save_data
 
-    gpt = model is Model.gpt
+    gpt = model == "gpt"
     loaded = load_data(data, tokenizer=tokenizer, length=length, next_tokens=gpt, test=test)
     _refuse_unused(context, data, "text" if gpt else loaded.kind)
     save_data(loaded, out)

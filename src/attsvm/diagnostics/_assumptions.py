@@ -12,14 +12,12 @@ from torch import Tensor
 from attsvm.checks import as_count
 from attsvm.data import TokenData
 from attsvm.diagnostics._measures import margins
-from attsvm.diagnostics._selection import has_unique_optimum, low_high
+from attsvm.diagnostics._selection import has_unique_optimum, low_high, score_bounds
 from attsvm.objective import as_loss, gradient
 from attsvm.svm import MaxMargin
 
 MEAN_MARGIN = 1.1
 """Mean margin of the non-optimal tokens below which TF-as-SVM (Figure 5) lets B.1 count as satisfied."""
-EQUAL_SCORES = 1e-9
-"""Scores count as equal in B.2 up to this fraction of the largest score: rounding of vᵀx."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +64,16 @@ def assumption_b1(data: TokenData, solution: MaxMargin, *, as_in_paper: bool = F
 
 
 def assumption_b2(data: TokenData) -> Condition:
-    """B.2: the optimal tokens are unique and in each query all other tokens have the same score."""
-    scores = data.scores()
+    """B.2: the optimal tokens are unique and in each query all other tokens have the same score, up to rounding."""
     others = data.mask.scatter(-1, data.optimal_tokens()[..., None], False)
-    highest = scores.masked_fill(~others, -torch.inf).amax(-1)
-    lowest = scores.masked_fill(~others, torch.inf).amin(-1)
-    spread = torch.where(others.any(-1), highest - lowest, 0.0).amax((1, 2))
-    size = scores.masked_fill(~data.mask, 0.0).abs().amax((1, 2, 3))
-    holds = (spread <= EQUAL_SCORES * size) & has_unique_optimum(data)
-    return Condition("B.2", holds, spread, "largest difference of two non-optimal scores of a query")
+
+    def spread(low: Tensor, high: Tensor) -> Tensor:
+        highest, lowest = low.masked_fill(~others, -torch.inf).amax(-1), high.masked_fill(~others, torch.inf).amin(-1)
+        return torch.where(others.any(-1), highest - lowest, 0.0).amax((1, 2))
+
+    scores = data.scores()
+    holds = (spread(*score_bounds(data)) <= 0) & has_unique_optimum(data)
+    return Condition("B.2", holds, spread(scores, scores), "largest difference of two non-optimal scores of a query")
 
 
 def assumption_c(data: TokenData, loss: Any = "logistic") -> Condition:

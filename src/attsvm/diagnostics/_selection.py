@@ -49,14 +49,27 @@ def selected_sets(
     return SelectedSets(chosen, hidden, seen & ~chosen & ~hidden)
 
 
+def score_bounds(data: TokenData) -> tuple[Tensor, Tensor]:
+    """Between which numbers the scores in real arithmetic lie, (B, n, K, T) each; −inf where masked.
+
+    Computed scores of tokens that tie may differ in their last bits. A rounding error counts as a change of x by d + 2
+    units: for a linear head that is the bound (d + 2)·u·|v|ᵀ|x|.
+    """
+    scores, head, x = data.scores(), data.head, data.X[:, :, None]
+    assert head is not None  # data.scores() has one
+    size = (head.grad(x) * x).abs().nan_to_num(0.0).sum(-1) + head.value(x).abs()
+    error = (data.d + 2) * torch.finfo(scores.dtype).eps / 2 * size
+    return scores - error, scores + error
+
+
 def low_high(data: TokenData, tokens: Any) -> tuple[Tensor, Tensor]:
-    """low^α = {t: γ_t < γ_α} and high^α = {t ≠ α: γ_t ≥ γ_α} (Definition 5), boolean (B, n, K, T) each."""
+    """low^α = {t: γ_t < γ_α} and high^α = {t ≠ α: γ_t ≥ γ_α} (Definition 5), boolean (B, n, K, T) each.
+
+    Scores that rounding does not tell apart count as equal."""
     tokens = data.check_tokens(tokens)[..., None]
-    scores = data.scores()
-    alpha = scores.gather(-1, tokens)
-    low = (scores < alpha) & data.mask
-    high = ((scores >= alpha) & data.mask).scatter(-1, tokens, False)
-    return low, high
+    least, most = score_bounds(data)
+    low = (most < least.gather(-1, tokens)) & data.mask
+    return low, (data.mask & ~low).scatter(-1, tokens, False)
 
 
 def is_locally_optimal(data: TokenData, tokens: Any, solution: MaxMargin) -> Tensor:
@@ -65,10 +78,8 @@ def is_locally_optimal(data: TokenData, tokens: Any, solution: MaxMargin) -> Ten
     Definitions 2 and 4 of TF-as-SVM, 3 of mirror-descent; `solution` is the attention SVM of α, in the norm of the
     training. False where it is infeasible: then there is no direction to be optimal.
     """
-    tokens = data.check_tokens(tokens)[..., None]
-    scores = data.scores()
-    beaten = scores < scores.gather(-1, tokens)
-    return (beaten | ~solution.support_tokens).flatten(1).all(1) & solution.solved
+    _, high = low_high(data, tokens)
+    return ~(high & solution.support_tokens).flatten(1).any(1) & solution.solved
 
 
 def is_globally_optimal(data: TokenData, tokens: Any) -> Tensor:
@@ -79,5 +90,6 @@ def is_globally_optimal(data: TokenData, tokens: Any) -> Tensor:
 
 
 def has_unique_optimum(data: TokenData) -> Tensor:
-    """Has every query one token of strictly highest score? (B,)"""
-    return data.score_gap() > 0
+    """Has every query one token of strictly highest score, beyond rounding? (B,)"""
+    _, high = low_high(data, data.optimal_tokens())
+    return ~high.flatten(1).any(1)

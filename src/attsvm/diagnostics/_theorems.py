@@ -79,7 +79,7 @@ class Facts:
         """What the theorems on descent ask of the rule: one constant step, along the gradient of the loss itself."""
         run, rule = self.run, self.run.rule
         mirror = type(rule) is MirrorDescent  # a user's subclass may step otherwise
-        plain = mirror and not run.normalized and run.constant_lr is not None
+        plain = mirror and not run.normalized and (run.constant_lr or 0) > 0
         plain = plain and run.mini_batches is None and run.settings.get("ridge") == 0
         return {
             "mirror descent in the norm of the limit": self.everywhere(mirror and rule.geometry == run.geometry),

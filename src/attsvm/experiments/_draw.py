@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from attsvm.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure, styled
+from attsvm.plots import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, new_figure
 
 __all__ = [
     "BLUE",
@@ -25,7 +25,7 @@ __all__ = [
     "heat_map",
     "margin_map",
 ]
-__all__ += ["Axes", "Figure", "new_figure", "styled"]
+__all__ += ["Axes", "Figure", "new_figure"]
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

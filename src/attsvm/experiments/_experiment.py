@@ -16,6 +16,7 @@ from attsvm._version import __version__
 from attsvm.checks import as_count
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
+from attsvm.plots import styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ class Experiment:
                    only, never on the other trials. Where the experiment needs data, a fourth argument holds the path
                    of every data set by name. Functions of a file are found again by worker processes; those of a
                    notebook run in its own process.
-    figure         rows → matplotlib figure; for a paper in its layout
+    figure         rows → matplotlib figure, for a paper in its layout; `draw` calls it in the common style
     checks         rows → the statements that must hold
     trials, quick  trials per cell, in full and with --quick
     times          how many times as many trials a cell has, where some need more
@@ -117,6 +118,10 @@ class Experiment:
                 raise AttsvmError(
                     f"the values of {name!r} in the grid of {self.id} must be plain numbers, texts or lists: {error}."
                 ) from error
+
+    def draw(self, rows: Rows) -> Figure:
+        """The figure of these rows, in the common style."""
+        return styled(self.figure)(rows)
 
     @property
     def batch_size(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from attsvm.data import TokenData
 from attsvm.dynamics import Gaussian
 from attsvm.experiments._checks import Check, at_most
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.experiments._experiment import Rows
 from attsvm.geometry import Lp
 
@@ -34,7 +34,6 @@ def inner(A: Tensor, B: Tensor) -> Tensor:
     return (A * B).sum((1, 2))
 
 
-@styled
 def ratio_figure(rows: Rows, by: str, title: str) -> Figure:
     """Left side over right side of every lemma, at most 1: from 5% to 95% of the trials, and the largest."""
     names = [name for name in dict.fromkeys(n for _, cell in rows for n in cell) if name.startswith("ratio: ")]

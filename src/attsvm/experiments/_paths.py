@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attsvm.experiments._arrays import array, curves
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import SERIES, Axes, band
+from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure
 from attsvm.experiments._experiment import Columns, Rows
 from attsvm.paths import RegularizationPath, regularization_path
 
@@ -38,6 +39,15 @@ def draw_path(ax: Axes, cell: Rows, index: int, label: str, column: str = "dista
     values = np.maximum(cell[column][cell["solved"]], 1e-16)
     band(ax, cell["radius"][0], values, SERIES[index], label, spread="quantiles", markers=True)
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="distance to the SVM direction")
+
+
+def path_figure(cells: Mapping[str, Rows], ylabel: str) -> Figure:
+    """A path for each cell, under its name."""
+    figure, axes = new_figure(1, 1, (5.5, 3.6))
+    for k, (name, cell) in enumerate(cells.items()):
+        draw_path(axes[0][0], cell, k, name)
+    axes[0][0].set(ylabel=ylabel, title="median, and band from 10% to 90%")
+    return finish(figure)
 
 
 def path_checks(cell: Rows, title: str, bar: float, paper: str, column: str = "distance") -> list[Check]:

@@ -290,7 +290,7 @@ class Outcome:
 
     def figure(self) -> Figure:
         """Its matplotlib figure."""
-        return self.experiment.figure(self.rows)
+        return self.experiment.draw(self.rows)
 
     def __repr__(self) -> str:
         return f"{self.experiment.id}: {verdict_line(self.checks)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.experiments._checks import Check, at_least, at_most
-from attsvm.experiments._draw import BLUE, VERMILION, Axes, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, VERMILION, Axes, Figure, finish, new_figure
 from attsvm.experiments._experiment import Rows
 from attsvm.experiments.rank_correlation import spearman
 from attsvm.experiments.tokens import SEEN
@@ -86,7 +86,6 @@ def token_checks(cell: Rows, title: str, why: str = "") -> list[Check]:
     return found
 
 
-@styled
 def review_figure(rows: Rows) -> Figure:
     """A row for each data set."""
     names = rows.values("data")

@@ -152,6 +152,24 @@ class Geometry(ABC):
         return derivative(lambda at: self.mirror(at) * U, V)
 
 
+class Paired(Geometry):
+    """A norm whose dual norm is that of another geometry, `dual`."""
+
+    @property
+    @abstractmethod
+    def dual(self) -> Geometry:
+        """The geometry of the dual norm."""
+
+    def dual_norm(self, G: Tensor) -> Tensor:
+        return self.dual.norm(G)
+
+    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
+        return self.dual.norm_bound(G, error)
+
+    def dual_hessian(self, G: Tensor) -> Tensor:
+        return self.dual.hessian(G)
+
+
 def _nodes() -> list[tuple[float, float]]:
     """Gauss–Legendre nodes and weights on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)

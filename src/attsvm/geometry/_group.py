@@ -10,12 +10,12 @@ from torch import Tensor
 
 from attsvm.checks import as_index
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import Geometry, rounding
+from attsvm.geometry._base import Paired, rounding
 from attsvm.geometry._blocks import Blocks
 
 
 @dataclass(frozen=True)
-class Group(Geometry):
+class Group(Paired):
     """‖W‖ = Σ_g ‖W_g‖_F over groups of entries (ℓ2,1), or its dual, the largest ‖W_g‖_F (ℓ2,∞, `largest`).
 
     `groups` is "rows", "columns", or a d × e array of group numbers 0..G−1. The sum selects few groups: whole rows of W
@@ -46,7 +46,6 @@ class Group(Geometry):
 
     @property
     def dual(self) -> Group:
-        """The geometry of the dual norm."""
         return Group(self.groups, not self.largest)
 
     def blocks(self, d: int, e: int) -> Blocks:
@@ -67,15 +66,9 @@ class Group(Geometry):
         sizes = self._sizes(W)
         return sizes.amax(-1) if self.largest else sizes.sum(-1)
 
-    def dual_norm(self, G: Tensor) -> Tensor:
-        return self.dual.norm(G)
-
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         norm = self.norm(W)
         return (norm if error is None else norm + self.norm(error)) * (1 + 4 * rounding(W) * max(W.shape[-2:]))
-
-    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
-        return self.dual.norm_bound(G, error)
 
     def dual_unit(self, G: Tensor) -> Tensor:
         sizes = self._sizes(G)

@@ -8,13 +8,30 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import MATRIX_AXES, Geometry, rounding, scale
+from attsvm.geometry._base import MATRIX_AXES, Paired, rounding, scale
 from attsvm.geometry._blocks import Blocks
 from attsvm.geometry._phi import phi2_minus, phi2_plus
 
 
+class Powers(Paired):
+    """A norm of p-th powers."""
+
+    p: float
+
+    @property
+    def smooth(self) -> bool:
+        """1 < p < ∞: there is a mirror map."""
+        return 1 < self.p < inf
+
+    def has(self, *methods: str) -> bool:
+        return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
+
+    def gradient(self, W: Tensor) -> Tensor:
+        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
+
+
 @dataclass(frozen=True, repr=False)
-class Lp(Geometry):
+class Lp(Powers):
     """‖W‖_p = (Σ|W_ij|^p)^(1/p) with ψ = ‖W‖_p^p / p; the dual norm is ‖·‖_q, 1/p + 1/q = 1.
 
     Values are ±inf or 0 only where the true value leaves the range of the dtype. Where a power |w|^a with
@@ -42,23 +59,14 @@ class Lp(Geometry):
         """The conjugate exponent p/(p − 1)."""
         return inf if self.p == 1 else 1.0 if self.p == inf else self.p / (self.p - 1)
 
-    @property
-    def smooth(self) -> bool:
-        """1 < p < ∞: there is a mirror map."""
-        return 1 < self.p < inf
-
     def strictly_convex(self, d: int, e: int) -> bool:
         return self.smooth or d * e == 1
-
-    def has(self, *methods: str) -> bool:
-        return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
 
     def blocks(self, d: int, e: int) -> Blocks | None:
         return None if self.smooth else Blocks.entries(d, e, "sum" if self.p == 1 else "max")
 
     @property
     def dual(self) -> "Lp":
-        """The geometry of the dual norm ‖·‖_q, whose potential is ψ*."""
         return Lp(self.q)
 
     def norm(self, W: Tensor) -> Tensor:
@@ -70,16 +78,10 @@ class Lp(Geometry):
         zero = (total == 0).to(total.dtype)
         return ((total + zero).pow(1 / self.p) - zero) * s[..., 0, 0]
 
-    def dual_norm(self, G: Tensor) -> Tensor:
-        return self.dual.norm(G)
-
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         # The norm grows with the size of each entry.
         norm = self.norm(W)
         return (norm if error is None else norm + self.norm(error)) * (1 + rounding(W))
-
-    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
-        return self.dual.norm_bound(G, error)
 
     def dual_unit(self, G: Tensor) -> Tensor:
         if self.p == inf:
@@ -92,9 +94,6 @@ class Lp(Geometry):
         # underflow there underflow in the result too.
         return self.unit(self.inverse(G)) if self.p >= 2 else self.inverse(self.dual.unit(G))
 
-    def gradient(self, W: Tensor) -> Tensor:
-        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
-
     def hessian(self, W: Tensor) -> Tensor:
         # (p − 1)|u|^(p−2) on the diagonal and (2 − p)gg', with u = W/‖W‖ and g = sign(u)|u|^(p−1).
         u, g = self.unit(W).flatten(1), self.dual.dual_unit(W).flatten(1)
@@ -104,9 +103,6 @@ class Lp(Geometry):
         H = (2 - self.p) * g[:, :, None] * g[:, None]
         H.diagonal(dim1=1, dim2=2).add_((self.p - 1) * size ** (self.p - 2))
         return H
-
-    def dual_hessian(self, G: Tensor) -> Tensor:
-        return self.dual.hessian(G)
 
     def mirror(self, W: Tensor) -> Tensor:
         self.check_smooth()

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from attsvm.errors import AttsvmError
-from attsvm.geometry._base import MATRIX_AXES, Geometry
+from attsvm.geometry._base import MATRIX_AXES
 from attsvm.geometry._blocks import Blocks
-from attsvm.geometry._lp import Lp
+from attsvm.geometry._lp import Lp, Powers
 from attsvm.geometry._nuclear import of_singular_values, schatten_bound, svd
 
 
 @dataclass(frozen=True, repr=False)
-class Schatten(Geometry):
+class Schatten(Powers):
     """The ℓp norm of the singular values; the dual norm is Schatten-q. p = 1 nuclear, 2 Frobenius, ∞ spectral.
 
     For 1 < p < ∞ the potential is ψ = Σσ_i^p/p, with mirror map U σ^(p−1) Vᵀ. For p = 1 and ∞ there is none; `Nuclear`
@@ -39,19 +39,10 @@ class Schatten(Geometry):
 
     @property
     def dual(self) -> "Schatten":
-        """The geometry of the dual norm."""
         return Schatten(Lp(self.p).q)
-
-    @property
-    def smooth(self) -> bool:
-        """1 < p < ∞: there is a mirror map."""
-        return 1 < self.p < inf
 
     def strictly_convex(self, d: int, e: int) -> bool:
         return self.smooth or min(d, e) == 1
-
-    def has(self, *methods: str) -> bool:
-        return super().has(*methods) and (self.smooth or not {"mirror", "inverse"} & set(methods))
 
     def blocks(self, d: int, e: int) -> Blocks | None:
         return None if self.smooth else Blocks.whole(d, e, "sum" if self.p == 1 else "max")
@@ -59,14 +50,8 @@ class Schatten(Geometry):
     def norm(self, W: Tensor) -> Tensor:
         return of_singular_values(W, lambda s: Lp(self.p).norm(s[..., None]))
 
-    def dual_norm(self, G: Tensor) -> Tensor:
-        return self.dual.norm(G)
-
     def norm_bound(self, W: Tensor, error: Tensor | None = None) -> Tensor:
         return schatten_bound(W, error, self.p)
-
-    def dual_norm_bound(self, G: Tensor, error: Tensor | None = None) -> Tensor:
-        return schatten_bound(G, error, self.dual.p)
 
     def dual_unit(self, G: Tensor) -> Tensor:
         if self.p == inf:
@@ -75,14 +60,8 @@ class Schatten(Geometry):
             return self._of_values(G, lambda s: (s > noise * s[..., :1]).to(s.dtype))
         return self._of_values(G, lambda s: Lp(self.p).dual_unit(s[..., None])[..., 0])
 
-    def gradient(self, W: Tensor) -> Tensor:
-        return self.norm(W)[..., None, None] * self.dual.dual_unit(W)
-
     def hessian(self, W: Tensor) -> Tensor:
         return _half_square_hessian(W, self.p if min(W.shape[1:]) > 1 else 2.0)  # of a vector all are ℓ2
-
-    def dual_hessian(self, G: Tensor) -> Tensor:
-        return _half_square_hessian(G, self.dual.p if min(G.shape[1:]) > 1 else 2.0)
 
     def mirror(self, W: Tensor) -> Tensor:
         self.check_smooth()

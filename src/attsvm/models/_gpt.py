@@ -12,8 +12,6 @@ from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
 from attsvm.models._attention import attend, check_heads, join_heads, split_heads
 
-__all__ = ["GPT"]
-
 
 class GPT(nn.Module):
     r"""Predict every next token from those before it.

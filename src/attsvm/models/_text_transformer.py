@@ -9,8 +9,6 @@ from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
 from attsvm.models._attention import Places, attend_within, check_heads
 
-__all__ = ["TextTransformer"]
-
 
 class TextTransformer(nn.Module):
     r"""Classify token sequences by the last representation of their first token.

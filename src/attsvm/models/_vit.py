@@ -10,8 +10,6 @@ from attsvm.checks import as_count, as_share
 from attsvm.errors import AttsvmError
 from attsvm.models._attention import attend, check_heads, join_heads, split_heads
 
-__all__ = ["ViT"]
-
 
 class ViT(nn.Module):
     r"""Classify images by the last representation of a class token put before their patches.

@@ -93,7 +93,7 @@ def _section(runs: Path, experiment: Experiment) -> Section | None:
     known = [read_provenance(path) for path in stored.paths]
     rows = stored.rows() if stored.complete else None
     first = dict(known[0][0]) if known else {}
-    drawn = experiment.figure(rows) if rows is not None else None
+    drawn = experiment.draw(rows) if rows is not None else None
     if rows is not None and not hasattr(drawn, "savefig"):
         raise AttsvmError(f"figure of {experiment.id} must return a matplotlib figure, but got {describe(drawn)}.")
     return Section(

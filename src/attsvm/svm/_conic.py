@@ -91,7 +91,8 @@ def _iterate(
     weight = blocks.weights(rows.A)  # weighted norms are plain ones of weighted blocks
     dense = (blocks.cut(rows.dense()) / weight).flatten(2)
     real = blocks.index.flatten() >= 0
-    problem, state = (_largest if blocks.kind == "max" else _sum_of)(system, dense, (G, k, h), real)
+    shape, largest = (G, k, h), blocks.kind == "max"
+    problem, state = _largest(system, dense, shape, real) if largest else _sum_of(system, dense, shape)
     out = Iterates.first(rows, system.equal_multipliers())
     best = torch.full_like(system.b[:, :1].sum(1), torch.inf)
     idle, lowest = torch.zeros_like(state.index), best.clone()
@@ -114,7 +115,7 @@ def _iterate(
         out.iterations[state.index] = iteration
         going = ~state.failed & gap.isfinite() & (idle < PATIENCE) & (iteration < max_iterations)
         # Singular values are only computed where they may matter: near the end, and where A'λ may have cancelled.
-        lam = (state.x if blocks.kind == "max" else state.y[:, :-1]).abs()
+        lam = (state.x if largest else state.y[:, :-1]).abs()
         length = torch.linalg.vector_norm(system.rows.adjoint(lam * system.inequality), dim=(1, 2))
         near = gap < _NEAR * (problem.c * state.y).sum(1).abs()
         near |= ~system.inequality.any(1) | system.cancelled(lam, length, 1e-4) | (idle > 0)
@@ -174,7 +175,7 @@ def _largest(system: System, dense: Tensor, shape: tuple[int, int, int], real: T
     return problem, _start(problem, y, X, lam * ineq, lam.gather(1, order) * problem.equal)
 
 
-def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int], real: Tensor) -> tuple[Problem, State]:
+def _sum_of(system: System, dense: Tensor, shape: tuple[int, int, int]) -> tuple[Problem, State]:
     """Unknowns (λ, t), from equal multipliers and a t that is large enough."""
     b, ineq, equal = system.b, system.inequality, system.equality
     G, k, h = shape

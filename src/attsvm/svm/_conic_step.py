@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import cholesky_ex, solve_triangular
 
 from attsvm.svm._nuclear import lowest_eigenvalue, metric, symmetric
-from attsvm.svm._rows import Batch, cholesky_solve
+from attsvm.svm._rows import Batch, cholesky_solve, grown
 
 
 @dataclass
@@ -87,7 +87,7 @@ def newton_step(problem: Problem, s: State, gap: Tensor) -> State:
     theta = x * inverse
     positive = torch.where(there, x, 1.0)
 
-    M, K = _matrix(problem, X, Y, theta)
+    M = _matrix(problem, X, Y, theta)
     # Without inequalities nothing but the equalities holds ν: a multiple of EE' does no harm where E'dy is given.
     lone = ~there.any(1)
     rho = torch.where(lone, M.diagonal(dim1=1, dim2=2).mean(1), 0.0)[:, None]
@@ -95,12 +95,7 @@ def newton_step(problem: Problem, s: State, gap: Tensor) -> State:
         M = M + rho[..., None] * (problem.E @ problem.E.mT)
     diagonal = M.diagonal(dim1=1, dim2=2)
     diagonal += torch.where(diagonal > 0, 1e-15 * diagonal, 1.0)
-    F, info = cholesky_ex(M)
-    for extra in (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8, 1e-6):
-        if not bool(info.any()):
-            break
-        diagonal.mul_(1 + extra * (info != 0)[:, None])
-        F, info = cholesky_ex(M)
+    F = grown(M, (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-8, 1e-6))
     tied = problem.E.shape[2] > 0
     ME = cholesky_solve(F, problem.E) if tied else problem.E
     EME = problem.E.mT @ ME
@@ -130,7 +125,7 @@ def newton_step(problem: Problem, s: State, gap: Tensor) -> State:
 
         dy, eta = once(right, short)
         for _ in range(refinements):
-            back = right - _times(problem, X, Y, K, theta, dy) + (problem.E @ eta[..., None])[..., 0]
+            back = right - _times(problem, X, Y, theta, dy) + (problem.E @ eta[..., None])[..., 0]
             more, eta_more = once(back, short - (dy[:, None] @ problem.E)[:, 0])
             dy, eta = dy + more, eta + eta_more
         return dy, eta
@@ -191,8 +186,8 @@ def newton_step(problem: Problem, s: State, gap: Tensor) -> State:
     return new
 
 
-def _matrix(problem: Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """H + LΘL' (B, m, m), and the metric of every block."""
+def _matrix(problem: Problem, X: Tensor, Y: Tensor, theta: Tensor) -> Tensor:
+    """H + LΘL' (B, m, m)."""
     G, k, h = problem.shape
     n = G * k * h
     K = metric(X.flatten(0, 1), Y.flatten(0, 1), k).unflatten(0, X.shape[:2])  # (B, G, kh, kh)
@@ -200,7 +195,7 @@ def _matrix(problem: Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Tens
     if problem.J is None:
         view = M[:, :n, :n].unflatten(1, (G, k * h)).unflatten(3, (G, k * h))
         view.diagonal(dim1=1, dim2=3).add_(K.permute(0, 2, 3, 1))
-        return M, K
+        return M
     J = problem.J.unflatten(2, (G, k * h))
     JK = problem.J * K[:, None, :, 0, 0] if k * h == 1 else (J.transpose(1, 2) @ K).transpose(1, 2).flatten(2)
     M = M + JK @ problem.J.mT
@@ -208,16 +203,11 @@ def _matrix(problem: Problem, X: Tensor, Y: Tensor, theta: Tensor) -> tuple[Tens
     g = problem.on(XY[..., :k, k:] + XY[..., k:, :k].mT)
     trace = XY.diagonal(dim1=-2, dim2=-1).sum((1, 2))
     tau = problem.tau
-    M = (
-        M
-        + trace[:, None, None] * tau[:, :, None] * tau[:, None]
-        + tau[:, :, None] * g[:, None]
-        + g[..., None] * tau[:, None]
-    )
-    return M, K
+    M = M + trace[:, None, None] * tau[:, :, None] * tau[:, None]
+    return M + tau[:, :, None] * g[:, None] + g[..., None] * tau[:, None]
 
 
-def _times(problem: Problem, X: Tensor, Y: Tensor, K: Tensor, theta: Tensor, dy: Tensor) -> Tensor:
+def _times(problem: Problem, X: Tensor, Y: Tensor, theta: Tensor, dy: Tensor) -> Tensor:
     """(H + LΘL')dy, without the matrix."""
     k = problem.shape[1]
     XSY = symmetric(_mm(_mm(X, cone(problem, dy, 0.0)), Y))

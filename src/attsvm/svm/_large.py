@@ -81,10 +81,10 @@ class _Best:
     def within(self, tol: float) -> bool:
         return self.gap <= tol and self.fits(tol)
 
-    def rank(self, tol: float) -> tuple[bool, bool, float]:
-        """Less is better: a W that violates equalities may be shorter."""
+    def rank(self, tol: float) -> tuple[bool, bool, float, float]:
+        """Less is better: a W that violates equalities may be shorter, and then lies below the lower bound."""
         fits = self.fits(tol)
-        return self.upper == math.inf, not fits, self.upper if fits else self.off / self.upper
+        return self.upper == math.inf, not fits, self.gap if fits else self.off / self.upper, self.upper
 
 
 def solve_large(
@@ -96,7 +96,7 @@ def solve_large(
         for k in range(problem.B):
             pricing = _pricing(problem, k)
             best = _rounds(pricing, problem.shape, geometry, tol, max_rounds, small, stop.is_set, tell)
-            answers.append(_spread(best, pricing, problem, geometry))
+            answers.append(_spread(best, pricing, problem))
     if stop.is_set():
         warnings.warn("interrupted: the brackets are those reached by then.", stacklevel=3)
     names = ("W", "multipliers", "lower", "upper", "violation", "support", "codes", "iterations")
@@ -294,7 +294,7 @@ def _violators(priced: Priced, working: WorkingRows, least: float, most: int) ->
     return code[bad[short[bad].argsort(descending=True)[:most]]]
 
 
-def _spread(best: _Best, pricing: Pricing, problem: MarginProblem, geometry: Geometry) -> tuple[Tensor, ...]:
+def _spread(best: _Best, pricing: Pricing, problem: MarginProblem) -> tuple[Tensor, ...]:
     """The fields of a MaxMargin: multipliers and support over all rows, in the problem's units."""
     working, lam, W = best.working, best.lam, best.W
     infeasible = best.status == Status.INFEASIBLE

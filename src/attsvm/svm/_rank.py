@@ -104,7 +104,7 @@ def solve_rank(
                 break
             before = best.upper.clone()
             for of_K in (not from_K, from_K):
-                side = _improved(problem, geometry, K, Q, of_K)
+                side = _improved(problem, K, Q, of_K)
                 K, Q = (side, Q) if of_K else (K, side)
                 best = _better(best, K, Q)
                 K, Q = _balanced(K, Q, geometry)
@@ -115,7 +115,7 @@ def solve_rank(
     return replace(best, K=best.K.masked_fill(zero, 0.0), Q=best.Q.masked_fill(zero, 0.0), upper=upper)
 
 
-def _improved(problem: MarginProblem, geometry: Geometry, K: Tensor, Q: Tensor, of_K: bool) -> Tensor:
+def _improved(problem: MarginProblem, K: Tensor, Q: Tensor, of_K: bool) -> Tensor:
     """The shortest K for this Q, or the shortest Q for this K: least Frobenius norms, since the other one is
     orthonormal (l2) or balanced (nuclear)."""
     A, Z = problem.A.double(), problem.Z.double()

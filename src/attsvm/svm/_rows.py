@@ -40,6 +40,18 @@ def factored(H: Tensor, ridge: Tensor | float, level: float, growth: Sequence[fl
     return L
 
 
+def grown(M: Tensor, shares: Sequence[float]) -> Tensor:
+    """L with LLᵀ = M; where there is none, the diagonal of M grows by these shares of itself, one after the other."""
+    diagonal = M.diagonal(dim1=1, dim2=2)
+    L, info = torch.linalg.cholesky_ex(M)
+    for share in shares:
+        if not bool(info.any()):
+            break
+        diagonal.mul_(1 + share * (info > 0)[:, None])
+        L, info = torch.linalg.cholesky_ex(M)
+    return L
+
+
 class Rows:
     """W ↦ ⟨a_c ⊗ z_c, W⟩ for rows grouped by query: `A (B, Q, R, d)`, `Z (B, Q, e)`, N = Q·R rows.
 
@@ -172,12 +184,7 @@ class System:
 
     def take(self, index: Tensor) -> System:
         """The instances named by `index`."""
-        return System(
-            self.rows.take(index),
-            self.b[index],
-            self.inequality[index],
-            self.equality[index],
-        )
+        return System(self.rows.take(index), self.b[index], self.inequality[index], self.equality[index])
 
     def independent(self) -> System:
         """Without the equalities that follow from others, in instances of equalities alone.

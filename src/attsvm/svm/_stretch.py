@@ -26,7 +26,7 @@ from torch import Tensor
 from attsvm.geometry import Geometry
 from attsvm.svm._exact import values
 from attsvm.svm._lp import solve_lp
-from attsvm.svm._rows import Iterates, Rows, System
+from attsvm.svm._rows import Iterates, Rows, System, grown
 
 _SMALL = 1e-3
 """Directions in which the rows are this much shorter than in others are multiplied out in double-double arithmetic."""
@@ -157,10 +157,7 @@ def _newton_step(system: System, basis: _Basis, x: _Point, P: Tensor) -> tuple[T
     K = K * root[:, :, None] * root[:, None]
     diagonal = K.diagonal(dim1=1, dim2=2)
     diagonal += 1e-15
-    L, info = torch.linalg.cholesky_ex(K)
-    if bool(info.any()):
-        diagonal += (info > 0)[:, None] * 1e-12
-        L, info = torch.linalg.cholesky_ex(K)
+    L = grown(K, (1e-12,))
 
     def direction(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Steps of y, s and λ towards λs = target."""

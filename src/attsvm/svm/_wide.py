@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attsvm.svm._rows import System, factored
+from attsvm.svm._rows import System, factored, grown
 
 Solver = Callable[[Tensor], Tensor]
 
@@ -38,13 +38,7 @@ def wide_solver(system: System, ratio: Tensor, inverse: Tensor) -> Solver:
     K = rows.dense(order) * there[..., None]
     theta = theta.scatter(1, order, 0.0)
 
-    M = inverse + rows.normal(theta)
-    diagonal = M.diagonal(dim1=1, dim2=2)
-    L, info = torch.linalg.cholesky_ex(M)
-    for shift in (1e-15, 1e-12):
-        if bool(info.any()):
-            diagonal.mul_(1 + shift * (info > 0)[:, None])
-            L, info = torch.linalg.cholesky_ex(M)
+    L = grown(inverse + rows.normal(theta), (1e-15, 1e-12))
     MK = torch.cholesky_solve(K.mT, L)
     L_T = factored(K @ MK, (ratio * ineq).gather(1, order) + ~there, 1e-14, (1e4,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attsvm.embeddings import SIZES, AdamWPlan, KLevel
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._token_figures import scatter, token_checks
 from attsvm.experiments.tokens import stacked, trained_tokens
 
@@ -25,7 +25,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return stacked(rows)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     scatter(axes[0][0], rows, "p", "attention")

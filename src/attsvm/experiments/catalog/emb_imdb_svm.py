@@ -23,7 +23,7 @@ from attsvm.embeddings import (
 )
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure
 from attsvm.experiments.tokens import stacked
 from attsvm.svm import EmbeddingProblem, MarginProblem, MaxMargin, embedding_svm, solve
 
@@ -130,7 +130,6 @@ def _support_words(problem: MarginProblem, solution: MaxMargin, vocabulary: list
     return [f"{one} > {two} {lam[k] / lam.sum():.3f}" for (one, two), k in zip(names, order)]
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (12.5, 3.8))
     left, middle, right = axes[0]

@@ -13,7 +13,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.embeddings import Embeddings, Sequences, descend, initial_embeddings, single_important, slopes
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.objective import scaled_gradient
 
 N, T, IMPORTANT, IRRELEVANT, D = 8, 4, 2, 5, 64
@@ -121,7 +121,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return _both(trials)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (6.0, 3.6))
     cell, ax = rows.where(case=BOTH), axes[0][0]

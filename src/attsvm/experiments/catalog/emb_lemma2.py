@@ -9,7 +9,7 @@ import torch
 
 from attsvm.embeddings import KLevel, Sequences, descend, initial_embeddings, signed_frequency, single_important
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 SIZE, N, T, FAILURE = 50, 40, 12, 0.05
 """|S|, sequences, their length, and δ."""
@@ -48,7 +48,6 @@ def _ratio(cell: Rows, d: float, eta: float) -> np.ndarray:
     return np.maximum(cell["err_s"], cell["err_p"]) / (11 * eta * d**-0.25)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10, 3.2))
     dimensions = rows.values("d")

@@ -23,7 +23,7 @@ from attsvm.embeddings import (
 )
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.svm import embedding_svm, gen_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -116,7 +116,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.4))
     left, right = axes[0]

@@ -17,7 +17,7 @@ from attsvm.embeddings import (
     two_layer_output,
 )
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
-from attsvm.experiments._draw import SERIES, Figure, dots, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, dots, finish, new_figure
 from attsvm.experiments.rank_correlation import spearman
 
 LEVELS = (0.02, 0.1, 0.2, 0.3, 0.4)
@@ -87,7 +87,6 @@ def _whole_groups(cell: Rows) -> np.ndarray:
     return right.reshape(len(right), len(LEVELS), 4).all(-1).mean(1)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.6))
     posterior = _posterior()

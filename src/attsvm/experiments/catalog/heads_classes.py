@@ -12,7 +12,7 @@ from attsvm.data import attended_classes, sphere, trial_streams
 from attsvm.dynamics import Growing, Rule, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share, median
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.experiments._two_layers import saturated
 from attsvm.geometry import Lp, Spectral
 
@@ -48,7 +48,6 @@ def _kept(rows: Rows, rule: str, classes: int) -> np.ndarray:
     return cell["efficiency"][cell["saturated"].astype(bool)]
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.4))
     classes = rows.values("classes")

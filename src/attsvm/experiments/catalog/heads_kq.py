@@ -14,7 +14,7 @@ from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, median
 from attsvm.experiments._checks import margin_checks
-from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
+from attsvm.experiments._draw import Figure, margin_map, new_figure
 from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.experiments.catalog.ntp_graph import ORDERED, draw
 from attsvm.objective import Added
@@ -129,7 +129,6 @@ def _parts(rows: Rows) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     parts = _parts(rows)
     table = np.array([[median(part[f"efficiency_{norm}"]) for norm in NORMS] for part in parts.values()])

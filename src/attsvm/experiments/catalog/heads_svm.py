@@ -10,7 +10,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, Growing, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.objective import Added
 
 OWN, SHARED = "own v", "one v for all"
@@ -43,7 +43,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (12, 3.5))
     scales = rows.values("scale")

@@ -10,7 +10,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, median, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments._two_layers import TwoLayers, saturated
 from attsvm.svm import att_svm, solve
 
@@ -58,7 +58,6 @@ def _error(data: TokenData, tokens: Tensor, W: Tensor) -> Tensor:
     return torch.where(solution.solved, misalignment(W, torch.nan_to_num(solution.W)), torch.nan)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     cells = [(size, between) for between in rows.values("between") for size in rows.values("size")]
     figure, axes = new_figure(1, len(cells), (4.2 * len(cells), 3.6))

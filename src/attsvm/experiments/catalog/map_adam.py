@@ -13,7 +13,7 @@ from attsvm.diagnostics import forgetting_time
 from attsvm.dynamics import Adam, Decaying, Lion, Rule, Trajectory, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share, share_columns
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.geometry import Mahalanobis
 
 
@@ -106,7 +106,6 @@ def _settled(rows: Rows, setting: str) -> np.ndarray:
     return eta * rows.where(setting=setting)["steps"][0] >= SETTLED
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (12.5, 3.8))
     steps, collapse, floored = axes[0]

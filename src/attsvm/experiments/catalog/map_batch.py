@@ -12,7 +12,7 @@ from attsvm.diagnostics import margin_ratio, margins
 from attsvm.dynamics import Adam, Batches, Muon, Rule, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import SERIES, Figure, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, new_figure
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import att_svm, solve
 
@@ -68,7 +68,6 @@ def _median(rows: Rows, rule: str, batch: str, column: str = "efficiency") -> fl
     return float(np.nanmedian(rows.where(rule=rule, batch=batch)[column]))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     rules, batches = rows.values("rule"), rows.values("batch")
     figure, axes = new_figure(1, 1, (8, 0.45 * len(rules) + 1.6))

@@ -12,7 +12,7 @@ from attsvm.data import sphere
 from attsvm.dynamics import Adam, Decaying, Lion, Muon, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure
 from attsvm.geometry import Lp, Spectral, parse_geometry
 from attsvm.objective import scaled_gradient
 
@@ -83,7 +83,6 @@ def _median(rows: Rows, rule: str, decay: float, column: str) -> float:
     return float(np.nanmedian(rows.where(rule=rule, decay=decay)[column]))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     rules, decays = rows.values("rule"), rows.values("decay")
     figure, axes = new_figure(1, len(decays), (3.6 * len(decays) + 1.5, 0.4 * len(rules) + 1.4))

@@ -11,7 +11,7 @@ from attsvm.data import sphere
 from attsvm.dynamics import Adam, Gaussian, Growing, Rule, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, margin_share
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.geometry import Lp, Spectral
 
 RULES: dict[str, tuple[Rule, Any, int]] = {
@@ -38,7 +38,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.5))
     scales = rows.values("scale")

@@ -11,7 +11,7 @@ from attsvm.data import sphere
 from attsvm.dynamics import Muon, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import share_columns
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 
 class Setting(NamedTuple):
@@ -47,7 +47,6 @@ def _last(rows: Rows, setting: str, norm: str = "spectral") -> float:
     return float(np.nanmedian(rows.where(setting=setting)[f"efficiency_{norm}"][:, -1]))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.8))
     for k, name in enumerate(rows.values("setting")):

@@ -11,7 +11,7 @@ from torch import Tensor
 from attsvm.data import TokenData, sphere, trial_streams
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import Figure, heat_map, new_figure, styled
+from attsvm.experiments._draw import Figure, heat_map, new_figure
 from attsvm.svm import att_svm, solve
 
 NORMS = {"l1": "ℓ1", "l1.5": "ℓ1.5", "l2": "ℓ2", "linf": "ℓ∞", "nuclear": "nuclear", "spectral": "spectral"}
@@ -96,7 +96,6 @@ def _chosen(rows: Rows, truth: str, by: str = "pairs") -> np.ndarray:
     return (_errors(rows, truth) * best).sum(1) / best.sum(1)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     truths = rows.values("truth")
     table = np.array([[*_errors(rows, truth).mean(0), _chosen(rows, truth).mean()] for truth in truths])

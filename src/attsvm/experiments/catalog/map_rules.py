@@ -12,7 +12,7 @@ from attsvm.dynamics import Adam, Growing, Lion, Muon, RMSprop, Rule, Steepest, 
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, margin_share
 from attsvm.experiments._checks import margin_checks
-from attsvm.experiments._draw import SERIES, Figure, margin_map, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, margin_map, new_figure
 from attsvm.geometry import Lp, Spectral
 
 NORMS = {"l2": "ℓ2", "linf": "ℓ∞", "spectral": "spectral", "l1.5": "ℓ1.5", "l1": "ℓ1"}
@@ -60,7 +60,6 @@ def _in_words(rows: Rows, rule: str, norm: str) -> str:
     return f"{_median(rows, rule, norm):.3f}\n{low:.2f} to {high:.2f}"
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     rules, sizes = rows.values("rule"), rows.values("size")
     count = len(rows.where(rule=rules[0], size=MAIN))

@@ -9,7 +9,7 @@ from attsvm.diagnostics import constants, directional_bregman, radius
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments._lemmas import at_unit_size
 from attsvm.geometry import Lp
 from attsvm.search import cone_start
@@ -51,7 +51,6 @@ def _rate(p: float, norm: np.ndarray) -> np.ndarray:
     return np.log(norm) ** 2 / norm if p == 2 else norm ** (1 - p)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.7))
     for look, p in zip(SERIES, rows.values("p")):

@@ -9,7 +9,7 @@ import numpy as np
 from attsvm.data import example1
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import BLUE, ORANGE, SKY, Figure, new_figure, styled
+from attsvm.experiments._draw import BLUE, ORANGE, SKY, Figure, new_figure
 from attsvm.svm import head_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -26,7 +26,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     X = example1().X[0].numpy()
     figure, axes = new_figure(2, 4, (10, 5.9))

@@ -9,7 +9,7 @@ from attsvm.diagnostics import directional_bregman
 from attsvm.dynamics import Growing, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 P = (1.75, 2, 3)
 STEPS = {"constant": {1.75: 1500, 2: 2000, 3: 20000}, "growing": {1.75: 1500, 2: 2000, 3: 5000}}
@@ -39,7 +39,6 @@ def _same(rows: Rows, p: float, q: float) -> np.ndarray:
     return (rows[f"tokens_path{p}"] == rows[f"tokens_path{q}"]).all(1)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(2, 3, (10, 6.2))
     for row, schedule in zip(axes, ("constant", "growing")):

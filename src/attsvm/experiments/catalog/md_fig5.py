@@ -9,7 +9,7 @@ from attsvm.diagnostics import directional_bregman
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import ORANGE, SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import ORANGE, SERIES, Figure, finish, new_figure
 
 STEPS = {1.75: 1500, 2: 2000, 3: 20000}
 
@@ -38,7 +38,6 @@ def _angle(cell: Rows) -> float:
     return float(np.degrees(np.arccos(np.clip(W @ V / np.linalg.norm(W) / np.linalg.norm(V), -1, 1))))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10, 3.5))
     for ax, p in zip(axes[0], rows.values("p")):

@@ -9,7 +9,7 @@ from attsvm.diagnostics import direction_error
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import BLUE, ORANGE, VERMILION, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, ORANGE, VERMILION, Figure, finish, new_figure
 from attsvm.svm import head_svm, solve
 from attsvm.tolerances import SHARP
 
@@ -38,7 +38,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(2, 3, (10, 6.4))
     for column, p in zip(zip(*axes), rows.values("p")):

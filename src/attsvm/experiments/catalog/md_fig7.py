@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attsvm.experiments import Check, Rows, at_least
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments.catalog import md_fig6
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (8, 3.4))
     for look, p in zip(SERIES, rows.values("p")):

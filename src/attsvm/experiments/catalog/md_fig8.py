@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from attsvm.experiments import Check, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments.catalog import md_table1
 from attsvm.experiments.transformers import (
     KINDS,
@@ -25,7 +25,6 @@ PAPER_LARGE = {"ℓ1.1-MD": (13_964, 18_206, 7_643), "ℓ2-MD": (14_654, 27_224,
 """Weights of at least 0.06 in W_Q, W_K and W_V, Figure 8."""
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     sizes = measured(rows)
     if not sizes:

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from attsvm.experiments import Check, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments.catalog import md_table1
 from attsvm.experiments.transformers import PAPER_SIZE, measured, nothing_yet, sign_flip_test, there_are
 from attsvm.transformer import pivotal_reviews
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     sizes = measured(rows, "pivotal")
     if not sizes:

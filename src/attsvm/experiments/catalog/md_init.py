@@ -9,7 +9,7 @@ from attsvm.diagnostics import directional_bregman, is_globally_optimal, is_loca
 from attsvm.dynamics import Gaussian, Growing, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 STEPS, NEAR = 2000, 0.01
 
@@ -32,7 +32,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10.5, 3.5))
     scales = rows.values("scale")

@@ -6,7 +6,7 @@ import math
 
 from attsvm.data import sphere
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 
 
@@ -16,7 +16,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return path_columns(data, f"l{params['p']}", "joint", head_radius=radius)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10.5, 3.5))
     panels = (("√R", "distance", "W, with r = √R"), ("√R", "head_distance", "v, with r = √R"))

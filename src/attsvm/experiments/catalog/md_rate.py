@@ -10,7 +10,7 @@ from attsvm.diagnostics import PRINTED, directional_bregman, fit_rate, is_locall
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 LR = 1.0
 
@@ -31,7 +31,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.7))
     for look, p in zip(SERIES, rows.values("p")):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attsvm.data import sphere
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._paths import draw_path, path_checks, path_columns
+from attsvm.experiments._draw import Figure
+from attsvm.experiments._paths import path_checks, path_columns, path_figure
 
 
 def run(params: Params, trials: range, device: str) -> Columns:
@@ -13,13 +13,8 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return path_columns(data, f"l{params['p']}")
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    figure, axes = new_figure(1, 1, (5.5, 3.6))
-    for k, p in enumerate(rows.values("p")):
-        draw_path(axes[0][0], rows.where(p=p), k, f"p = {p}")
-    axes[0][0].set(ylabel="directional Bregman divergence", title="median, and band from 10% to 90%")
-    return finish(figure)
+    return path_figure({f"p = {p}": rows.where(p=p) for p in rows.values("p")}, "directional Bregman divergence")
 
 
 def checks(rows: Rows) -> list[Check]:

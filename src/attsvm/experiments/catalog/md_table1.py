@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.experiments import Check, Experiment, Rows
-from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Axes, Figure, band, finish, new_figure
 from attsvm.experiments.transformers import (
     FINISHED,
     IMDB,
@@ -36,7 +36,6 @@ MARKERS = {"best": ("o", "best epoch"), "chosen": ("D", "validated epoch"), "las
 PAIRS = (("ℓ1.1-MD", "ℓ2-MD"), ("ℓ1.1-MD", "ℓ3-MD"), ("MirrorAdam p = 1.1", "AdamW"), ("MirrorAdam p = 1.5", "AdamW"))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     found = best_lr(group_runs(rows))
     if not found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attsvm.experiments import Check, Experiment, Rows
-from attsvm.experiments._draw import Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, band, finish, new_figure
 from attsvm.experiments.transformers import (
     MOST_EPOCHS,
     PRUNED,
@@ -22,7 +22,6 @@ from attsvm.experiments.transformers import (
 from attsvm.transformer import EDGES
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     found = best_lr(group_runs(rows))
     if not found:

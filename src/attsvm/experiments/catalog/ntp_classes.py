@@ -14,7 +14,7 @@ from attsvm.dynamics import Adam, Growing, Muon, Rule, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array, median
 from attsvm.experiments._checks import margin_checks
-from attsvm.experiments._draw import Figure, margin_map, new_figure, styled
+from attsvm.experiments._draw import Figure, margin_map, new_figure
 from attsvm.geometry import Lp, Spectral
 from attsvm.svm import multiclass_svm, solve
 
@@ -49,7 +49,6 @@ def _median(rows: Rows, rule: str, norm: str) -> float:
     return median(rows.where(rule=rule)[f"efficiency_{norm}"])
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     rules = rows.values("rule")
     table = np.array([[_median(rows, rule, norm) for norm in NORMS] for rule in rules])

@@ -13,7 +13,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Growing, Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments._parts import finite_component
 from attsvm.svm import graph_finite_part, graph_svm, solve
 
@@ -75,7 +75,6 @@ def _good(cell: Rows) -> np.ndarray:
     return cell["solved"].astype(bool) & cell["growing"].astype(bool)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     for k, kind in enumerate(rows.values("labels")):

@@ -10,7 +10,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Steepest, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments._parts import finite_component
 from attsvm.svm import ntp_finite_part, ntp_svm, solve
 
@@ -51,7 +51,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     for k, d in enumerate(rows.values("d")):

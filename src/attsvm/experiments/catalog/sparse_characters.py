@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     AGAIN,
@@ -22,7 +20,6 @@ from attsvm.experiments.sparse.rows import (
     read,
     share_axis,
 )
-from attsvm.experiments.transformers import nothing_yet
 
 SETTINGS = {
     "WikiText-2, nn.Linear's start": {"corpus": "wikitext-characters", "init": "torch"},
@@ -58,10 +55,7 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     return read(params, wanted, trials, device, data, notes)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     same = {method: method for method in PLAIN}
     panels = [
         (LINEAR, "the same pruning for all", same),

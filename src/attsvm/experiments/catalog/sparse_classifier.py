@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     MIRROR_MUON,
@@ -21,7 +21,6 @@ from attsvm.experiments.sparse.rows import (
     read,
     share_axis,
 )
-from attsvm.experiments.transformers import nothing_yet
 
 CORPUS = {"corpus": "imdb-labels"}
 METHODS = ("AdamW", *OURS, POWERPROP, "powerprop, alpha = 2", "Muon", MIRROR_MUON, "RigL")
@@ -35,10 +34,7 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     return (by_penalty if params["method"] in PENALTIES else read)(params, CORPUS, trials, device, data)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, 2, (10, 4))
     panels = {"the same pruning for all": METHODS, "zeros by a penalty": ("AdamW", *PENALTIES)}
     for ax, (title, methods) in zip(axes[0], panels.items()):

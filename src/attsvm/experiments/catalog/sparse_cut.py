@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import CORPORA, OURS, POWERPROP, REMARK, curves, from_rows, leads, read, share_axis
-from attsvm.experiments.transformers import nothing_yet
 
 METHODS = ("AdamW", "Muon", "powerprop, alpha = 2", POWERPROP, *OURS)
 SHARES = (0.0, 0.5, 0.7, 0.8, 0.9)
@@ -25,10 +24,7 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     return {**found, **{name: np.full(len(trials), share) for name in ("zeros", "tuned_zeros")}}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, len(CORPORA), (13, 4.2))
     for ax, model in zip(axes[0], CORPORA):
         curves(ax, rows.where(model=model), METHODS)

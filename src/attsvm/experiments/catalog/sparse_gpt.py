@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Axes, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Axes, Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     ADVISED,
@@ -33,7 +33,7 @@ from attsvm.experiments.sparse.rows import (
     read,
     share_axis,
 )
-from attsvm.experiments.transformers import interval, nothing_yet
+from attsvm.experiments.transformers import interval
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "own head, nn.Linear's start": {"tied": False, "init": "torch", "width": 0},
@@ -125,10 +125,7 @@ def _above(ax: Axes, rows: Rows, share: float) -> None:
     ax.set_xlabel(f"test loss above dense AdamW's, every seed; dashed: {AIMS[share]:g}")
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     figure, axes = new_figure(7, 2, (10, 28))
     panels = {
         OWN: (*ADVISED, *OURS[:1]),

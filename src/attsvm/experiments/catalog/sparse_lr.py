@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.again import train_again
 from attsvm.experiments.sparse.rows import AGAIN, REMARK, SOURCE, from_rows, kept_rows, method_of
-from attsvm.experiments.transformers import nothing_yet
 
 METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -54,10 +53,7 @@ def one_rate(found: np.ndarray) -> tuple[float, np.ndarray]:
     return RATES[best], over[:, best]
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["loss"]).any():
-        return nothing_yet("no run is there yet")
     figure, axes = new_figure(1, len(METHODS), (12, 4.6))
     for ax, method in zip(axes[0], METHODS):
         found = losses(rows, method).clip(max=8)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     ADVISED,
@@ -27,17 +25,13 @@ from attsvm.experiments.sparse.rows import (
     read,
     share_axis,
 )
-from attsvm.experiments.transformers import nothing_yet
 
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     return read(params, CORPORA["ViT on CIFAR-10"], trials, device, data)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     figure, axes = new_figure(2, 2, (10, 8))
     panels = {"the same pruning for all": (*ADVISED, *OURS[:1]), "other methods": ("AdamW", *OURS, *OTHERS)}
     values = {"test": "test loss, nats per image", "accuracy": "test accuracy"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.rows import (
     ADVISED,
@@ -30,7 +28,6 @@ from attsvm.experiments.sparse.rows import (
     read,
     share_axis,
 )
-from attsvm.experiments.transformers import nothing_yet
 
 CORPUS = CORPORA["GPT on WikiText-2"]
 MUON_FIRST = "MirrorAdam p = 1.1, muon_lr = 0.004, muon_until = 0.2"
@@ -53,10 +50,7 @@ def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> 
     return read(params, CORPUS, trials, device, data, notes)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    if not np.isfinite(rows["test"]).any():
-        return nothing_yet("no run is there yet")
     figure, _ = new_figure(2, 2, (10, 8))
     panels: dict[str, tuple[str, ...]] = {
         "the same pruning for all": (*ADVISED, "MirrorAdam p = 1.1"),

@@ -7,7 +7,7 @@ import numpy as np
 from attsvm.data import sphere
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.search import basins
 
 SCALES = (0.0, 0.1, 1.0, 10.0)
@@ -27,7 +27,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.7))
     widths = rows.values("d")

@@ -10,7 +10,7 @@ from attsvm.diagnostics import assumption_b1, assumption_d, is_locally_optimal, 
 from attsvm.dynamics import Gaussian, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 
 SIZES = {"n = 2, T = 3, d = 6": (2, 3, 6), "n = 3, T = 2, d = 4": (3, 2, 4), "n = 3, T = 3, d = 10": (3, 3, 10)}
 STEPS, MORE, LR, STRIDE = 400, 8000, 0.1, 0.02
@@ -46,7 +46,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, len(rows.values("size")), (10.5, 3.5))
     scales = rows.values("scale")

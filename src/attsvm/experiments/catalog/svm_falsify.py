@@ -8,7 +8,7 @@ from torch import Tensor
 from attsvm.data import LinearHead, TokenData
 from attsvm.diagnostics import assumption_b2, assumption_c, has_unique_optimum, lipschitz_constant
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.search import Descent, falsify, optimal_tokens_lead
 from attsvm.svm import att_svm, solve
 
@@ -68,7 +68,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return {name: np.array(values) for name, values in found.items()}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (6.5, 3.2))
     for look, theorem in zip(SERIES, rows.values("theorem")):

@@ -11,7 +11,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Gaussian, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import BLUE, VERMILION, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, VERMILION, Figure, finish, new_figure
 
 STEPS = 2000
 TRIAL = 1
@@ -53,7 +53,6 @@ def _shrunk(path: np.ndarray) -> np.ndarray:
     return path / np.maximum(r, 1e-300) * np.log1p(r)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     """Both trainings in one plane, a colour for each sequence: W solid, (K, Q) dashed; beside it the tokens."""
     figure, axes = new_figure(1, 2, (10, 3.8))

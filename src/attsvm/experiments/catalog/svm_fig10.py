@@ -9,7 +9,7 @@ from attsvm.diagnostics import misalignment, numerical_rank
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_most
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.svm import att_svm, solve
 
 STEPS, D = 2000, 20
@@ -26,7 +26,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     ms = rows.values("m")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from attsvm.experiments import Check, Rows, at_least
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.experiments.catalog import svm_fig8
 
 GAMMAS = 10.0 ** np.arange(-16, -5, 1)
@@ -20,7 +20,6 @@ def _by_threshold(cell: dict[str, np.ndarray]) -> np.ndarray:
     return np.array([np.mean(k) if len(k) else np.nan for k in kept])
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     left, right = axes[0]

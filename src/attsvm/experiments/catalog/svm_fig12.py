@@ -8,7 +8,7 @@ from numpy.random import Generator, Philox
 from attsvm.data import orthonormal
 from attsvm.errors import AttsvmError
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import SERIES, Figure, bars, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, bars, finish, new_figure
 from attsvm.experiments.catalog.svm_fig9 import trained_columns
 
 CANDIDATES = 64
@@ -33,7 +33,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns | {"lambda": np.array(lam), "candidate": np.array(chosen)}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10.5, 3.5))
     taus = rows.values("τ")

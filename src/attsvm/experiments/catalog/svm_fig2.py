@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attsvm.experiments import Check, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments.catalog import svm_fig5
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (6, 3.6))
     svm_fig5.draw(axes[0][0], rows.where(trained="W"), with_b1=False)

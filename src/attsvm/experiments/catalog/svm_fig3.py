@@ -12,7 +12,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import BLUE, GREEN, SERIES, VERMILION, Axes, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, GREEN, SERIES, VERMILION, Axes, Figure, band, finish, new_figure
 from attsvm.svm import MarginProblem, solve
 from attsvm.tolerances import SHARP
 
@@ -100,7 +100,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     """The first trial of both models in the plane, and how fast all trials turn to their SVM."""
     figure, axes = new_figure(1, 3, (11, 3.6))

@@ -8,7 +8,7 @@ from attsvm.data import sphere
 from attsvm.diagnostics import numerical_rank
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.svm import att_svm, solve
 
 RULE, GAP = 1e-4, 1e-9
@@ -31,7 +31,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.8))
     for ax, (name, sizes) in zip(axes[0], SIZES.items()):

@@ -9,7 +9,7 @@ from attsvm.diagnostics import assumption_b1, is_globally_optimal, is_locally_op
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._draw import Axes, Figure, bars, finish, new_figure, styled
+from attsvm.experiments._draw import Axes, Figure, bars, finish, new_figure
 from attsvm.svm import att_svm, solve
 
 STEPS = 2000
@@ -45,7 +45,6 @@ def draw(ax: Axes, rows: Rows, with_b1: bool) -> None:
     ax.set(xlabel="d", ylim=(0, 105))
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (11, 3.8))
     for ax, trained, title in zip(axes[0], ("W", "KQ"), ("(a) training W", "(b) training (K, Q)")):

@@ -9,7 +9,7 @@ from attsvm.diagnostics import is_globally_optimal
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, as_in_paper
-from attsvm.experiments._draw import SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 
 STEPS = 1000
 SIZES = {"(a) T = 5": [(5, 5), (10, 5), (20, 5)], "(b) n = 5": [(5, 5), (5, 10), (5, 20)]}
@@ -24,7 +24,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.8))
     for ax, (title, sizes) in zip(axes[0], SIZES.items()):

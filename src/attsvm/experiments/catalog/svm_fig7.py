@@ -9,7 +9,7 @@ from attsvm.diagnostics import misalignment
 from attsvm.dynamics import Growing, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, as_in_paper, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 STEPS = 2000
 
@@ -31,7 +31,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 3, (10, 3.4))
     for look, name in zip(SERIES, ("W", "KQ")):

@@ -12,7 +12,7 @@ from attsvm.diagnostics import misalignment, predictions
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, curves, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, dots, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, dots, finish, new_figure
 
 STEPS = 2000
 AT = [10, 20, 50, 100, 200, 350, 500, 750, 1000, 1250, 1500, 1750, 2000]
@@ -71,7 +71,6 @@ def chosen(rows: Rows, d: int) -> dict[str, np.ndarray]:
     return found | {"settled": cell["smallest_output"][index] <= SETTLED}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     ds = rows.values("d")
     figure, axes = new_figure(2, len(ds), (2.9 * len(ds), 5.8))

@@ -10,7 +10,7 @@ from attsvm.diagnostics import misalignment, predictions
 from attsvm.dynamics import train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 STEPS, SELECTED, MASKED = 2000, 1e-3, 1e-8
 ROUNDING = 1e-12
@@ -54,7 +54,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return trained_columns(orthonormal(1, 10, 10, trials=trials, seed=0), np.full(len(trials), params["λ"]), device)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     lams = np.array(rows.values("λ"))
     figure, axes = new_figure(1, 3, (10.5, 3.5))

@@ -14,7 +14,7 @@ from torch import Tensor
 from attsvm.captures import Attended, capture
 from attsvm.data import TokenData
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
-from attsvm.experiments._draw import BLUE, SERIES, VERMILION, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, SERIES, VERMILION, Figure, finish, new_figure
 from attsvm.experiments.tokens import stacked
 from attsvm.models import TextTransformer
 from attsvm.svm import MaxMargin, att_svm, solve
@@ -157,7 +157,6 @@ def _most(words: list[str]) -> list[str]:
     return [f"{names[k]} {times[k]}" for k in times.argsort()[::-1][:12]]
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (10, 3.8))
     left, right = axes[0]

@@ -9,8 +9,9 @@ from attsvm.data import sphere
 from attsvm.diagnostics import in_cone_epsilon, is_locally_optimal, separation
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, second_best
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._paths import draw_path, path_checks, path_columns
+from attsvm.experiments._draw import Figure
+from attsvm.experiments._paths import path_checks, path_columns, path_figure
+from attsvm.experiments.catalog.svm_rp import NAMES
 from attsvm.svm import att_svm, solve
 
 
@@ -35,13 +36,9 @@ def _applied(rows: Rows, trained: str) -> Rows:
     return Rows(cells)
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    figure, axes = new_figure(1, 1, (5.5, 3.6))
-    for k, (trained, name) in enumerate({"W": "W, Frobenius", "KQ": "(K, Q), nuclear"}.items()):
-        draw_path(axes[0][0], _applied(rows, trained), k, name)
-    axes[0][0].set(ylabel="1 − correlation with the SVM solution of α", title="median, and band from 10% to 90%")
-    return finish(figure)
+    cells = {name: _applied(rows, trained) for trained, name in NAMES.items()}
+    return path_figure(cells, "1 − correlation with the SVM solution of α")
 
 
 def checks(rows: Rows) -> list[Check]:

@@ -9,7 +9,7 @@ from attsvm.data import sphere
 from attsvm.diagnostics import numerical_rank
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 from attsvm.paths import regularization_path
 
 N, T, D = 2, 3, 5
@@ -34,7 +34,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9.5, 3.7))
     for look, m in zip(SERIES, rows.values("m")):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attsvm.data import sphere
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
-from attsvm.experiments._paths import draw_path, path_checks, path_columns
+from attsvm.experiments._draw import Figure
+from attsvm.experiments._paths import path_checks, path_columns, path_figure
 
 NAMES = {"W": "W, Frobenius", "KQ": "(K, Q), nuclear"}
 
@@ -15,13 +15,9 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return path_columns(data, "l2", params["trained"])
 
 
-@styled
 def figure(rows: Rows) -> Figure:
-    figure, axes = new_figure(1, 1, (5.5, 3.6))
-    for k, (trained, name) in enumerate(NAMES.items()):
-        draw_path(axes[0][0], rows.where(trained=trained), k, name)
-    axes[0][0].set(ylabel="1 − correlation with the SVM solution", title="median, and band from 10% to 90%")
-    return finish(figure)
+    cells = {name: rows.where(trained=trained) for trained, name in NAMES.items()}
+    return path_figure(cells, "1 − correlation with the SVM solution")
 
 
 def checks(rows: Rows) -> list[Check]:

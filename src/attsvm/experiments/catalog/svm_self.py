@@ -12,7 +12,7 @@ from attsvm.data import LinearHead, QuadraticHead, TokenData, sphere
 from attsvm.diagnostics import assumption_e
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least
 from attsvm.experiments._arrays import array, limit
-from attsvm.experiments._draw import Figure, finish, new_figure, styled
+from attsvm.experiments._draw import Figure, finish, new_figure
 from attsvm.experiments._paths import draw_path, path_checks, path_columns
 
 N, T, D = 2, 3, 8
@@ -55,7 +55,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     return columns | {"assumption e": array(holds)}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (6, 3.8))
     for k, kind in enumerate(PATHS):

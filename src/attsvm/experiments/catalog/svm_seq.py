@@ -12,7 +12,7 @@ from attsvm.diagnostics import is_locally_optimal, misalignment
 from attsvm.dynamics import Growing, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, curves, limit, steps_of
-from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure, styled
+from attsvm.experiments._draw import SERIES, Figure, band, finish, new_figure
 
 STEPS, N, T, D = 2000, 2, 4, 10
 
@@ -44,7 +44,6 @@ def run(params: Params, trials: range, device: str) -> Columns:
     }
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 2, (9, 3.6))
     for look, kind in zip(SERIES, rows.values("kind")):

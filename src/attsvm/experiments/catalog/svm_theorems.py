@@ -26,7 +26,7 @@ from attsvm.diagnostics import (
 from attsvm.dynamics import Gaussian, Trajectory, train
 from attsvm.experiments import Check, Columns, Experiment, Params, Rows, at_least, at_most
 from attsvm.experiments._arrays import array, limit, second_best
-from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure, styled
+from attsvm.experiments._draw import BLUE, SERIES, Figure, finish, new_figure
 from attsvm.geometry import Frobenius
 from attsvm.objective import gradient
 from attsvm.search import counterexample, wrong_for_good
@@ -292,7 +292,6 @@ SHOWN: dict[str, tuple[str, bool | None]] = {
 STATED = {case: name for name, case in PLAIN.items()}
 
 
-@styled
 def figure(rows: Rows) -> Figure:
     figure, axes = new_figure(1, 1, (7.5, 4.6))
     ax = axes[0][0]

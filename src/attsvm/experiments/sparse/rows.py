@@ -14,42 +14,10 @@ import numpy as np
 
 from attsvm.errors import AttsvmError
 from attsvm.experiments._checks import Check
-from attsvm.experiments._draw import GREEN, ORANGE, PURPLE, SERIES, SKY, Axes, Series
+from attsvm.experiments._draw import GREEN, ORANGE, PURPLE, SERIES, SKY, Axes, Figure, Series
 from attsvm.experiments._experiment import Columns, Experiment, Params, Rows
 from attsvm.experiments.sparse.again import train_again
-from attsvm.experiments.transformers import interval
-
-__all__ = [
-    "ADVISED",
-    "AGAIN",
-    "BARS",
-    "CORPORA",
-    "METHODS",
-    "MIRROR_MUON",
-    "OTHERS",
-    "OURS",
-    "PENALTIES",
-    "POWERPROP",
-    "REMARK",
-    "SEEDS",
-    "SHARES",
-    "SOURCE",
-    "UNMASKED",
-    "base_of",
-    "below",
-    "by_penalty",
-    "chosen_rate",
-    "curves",
-    "dense_line",
-    "exact_zeros",
-    "from_rows",
-    "kept_rows",
-    "leads",
-    "looks_of",
-    "method_of",
-    "read",
-    "share_axis",
-]
+from attsvm.experiments.transformers import interval, nothing_yet
 
 SOURCE = "sparse"
 """The data set's name: a folder with rows.parquet, the kept rows of benchmarks/sparse."""
@@ -147,7 +115,15 @@ def from_rows(**facts: Any) -> Experiment:
     `facts` take precedence."""
     trials = len(SEEDS)
     usual = {"trials": trials, "quick": trials, "batch": trials, "cost": lambda params: 0.01}
-    return Experiment(**{**usual, **facts}, needs=(SOURCE,), accepts=(AGAIN,))
+    drawn = facts.pop("figure")
+
+    def figure(rows: Rows) -> Figure:
+        there = any(
+            np.isfinite(columns[name]).any() for _, columns in rows for name in ("test", "loss") if name in columns
+        )
+        return drawn(rows) if there else nothing_yet("no run is there yet")
+
+    return Experiment(**{**usual, **facts}, figure=figure, needs=(SOURCE,), accepts=(AGAIN,))
 
 
 _NAMES: dict[tuple[str, str, str], str] = {}
