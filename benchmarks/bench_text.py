@@ -80,6 +80,10 @@ def our_words(text: str) -> list[str]:
     return [tokens.vocabulary[i] for i in tokens.ids]
 
 
+OUR_WORDS: dict[str, Any] = {"tokenizer": our_words, "token_pattern": None, "lowercase": False}
+"""Options of scikit-learn's vectorizers"""
+
+
 def tfidf(
     ngrams: int = 1, least: int = 2, damped: bool = False, tuned: bool = False, own: bool = True
 ) -> Callable[[], Any]:
@@ -91,7 +95,7 @@ def tfidf(
         from sklearn.model_selection import GridSearchCV
         from sklearn.pipeline import make_pipeline
 
-        words: dict[str, Any] = {} if own else {"tokenizer": our_words, "token_pattern": None, "lowercase": False}
+        words = {} if own else OUR_WORDS
         vectors = TfidfVectorizer(ngram_range=(1, ngrams), min_df=least, sublinear_tf=damped or tuned, **words)
         regression = LogisticRegression(max_iter=1000)
         return make_pipeline(vectors, GridSearchCV(regression, {"C": [1, 4, 16, 64]}, cv=3) if tuned else regression)
@@ -118,9 +122,7 @@ def nb_svm() -> Any:
         def transform(self, X: Any) -> Any:
             return X @ diags(self.ratio_)
 
-    words = CountVectorizer(
-        ngram_range=(1, 2), min_df=2, binary=True, tokenizer=our_words, token_pattern=None, lowercase=False
-    )
+    words = CountVectorizer(ngram_range=(1, 2), min_df=2, binary=True, **OUR_WORDS)
     weighed = Pipeline([("ratio", LogRatio()), ("svm", LinearSVC())])
     return make_pipeline(words, GridSearchCV(weighed, {"svm__C": [0.001, 0.003, 0.01, 0.03, 0.1]}, cv=3))
 
