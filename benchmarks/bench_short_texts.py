@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_text import OUR_WORDS
 from made_questions import make_questions
 
 Set = tuple[list[str], list[Any]]
@@ -150,7 +151,7 @@ def ours(**settings: Any) -> Callable[[], Any]:
     return make
 
 
-def tfidf(svm: bool) -> Callable[[], Any]:
+def tfidf(svm: bool, **words: Any) -> Callable[[], Any]:
     """C and the longest n-grams by cross-validation."""
 
     def make() -> Any:
@@ -162,7 +163,7 @@ def tfidf(svm: bool) -> Callable[[], Any]:
 
         model = LinearSVC() if svm else LogisticRegression(max_iter=1000)
         strengths = [0.1, 0.3, 1] if svm else [1, 5, 25]
-        steps = Pipeline([("words", TfidfVectorizer(sublinear_tf=True)), ("model", model)])
+        steps = Pipeline([("words", TfidfVectorizer(sublinear_tf=True, **words)), ("model", model)])
         grid = {"words__ngram_range": [(1, 1), (1, 2)], "model__C": strengths}
         return GridSearchCV(steps, grid, cv=3)
 
@@ -175,6 +176,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "words of 2 texts": ours(ngrams=1, min_texts=2, importance=0.5, rarity=0.5),
     "TF-IDF + LR": tfidf(svm=False),
     "TF-IDF + LinearSVC": tfidf(svm=True),
+    "our words + LR": tfidf(svm=False, **OUR_WORDS),
+    "our words + LinearSVC": tfidf(svm=True, **OUR_WORDS),
 }
 
 

@@ -2,7 +2,7 @@
 Which words carry the label
 ===========================
 
-The text classifier gives every word two numbers: how much it is attended to, and which way it points. The
+The text classifier gives every word two numbers: how much it is attended to, and which way it points. The bias and the
 contributions of a text's words add up to its score exactly.
 """
 

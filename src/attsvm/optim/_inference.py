@@ -43,9 +43,11 @@ class CSRLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """A dense copy of the weights."""
         return self._rows().to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b for any batch of rows x."""
         if torch.is_autocast_enabled("cpu"):  # to numbers for which torch has no such product
             with torch.autocast("cpu", enabled=False):
                 return self.forward(x.to(self.values.dtype))
@@ -54,6 +56,7 @@ class CSRLinear(nn.Module):
         return found.T.contiguous().view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
+        """Sizes, and the share of zeros."""
         zeros = 1 - self.values.numel() / (self.in_features * self.out_features)
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, zeros={zeros:.1%}"
