@@ -1,7 +1,6 @@
 """Pruning where masks could go wrong: zeros by chance, checkpoints of shards, compiled steps, weights that are nan."""
 
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,31 +49,6 @@ def test_weights_that_are_0_by_chance_do_not_widen_the_masks(make, structure, sc
 
 
 @with_both
-@pytest.mark.parametrize("at", [5, 20])
-@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_a_distributed_checkpoint_brings_the_masks_back(make, at, tmp_path) -> None:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    def states(model: nn.Module, optimizer: Optimizer, pruning: GradualPruning) -> dict:
-        weights, state = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": state, "pruning": pruning}
-
-    whole, resumed = start(make), start(make)
-    fit_pruned(*whole, range(at))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a process that is alone
-        dcp.save(states(*whole), checkpoint_id=tmp_path / "saved", no_dist=True)
-        loaded = states(*resumed)
-        dcp.load(loaded, checkpoint_id=tmp_path / "saved", no_dist=True)
-    set_state_dict(*resumed[:2], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-    fit_pruned(*whole, range(at, STEPS))
-    fit_pruned(*resumed, range(at, STEPS))
-    assert same(whole[0], resumed[0])
-    assert whole[2].achieved() == pytest.approx(0.8, abs=1 / 160)
-
-
-@with_both
 @pytest.mark.parametrize("regrow", [0.0, 0.3])
 def test_accelerate_saves_and_restores_it_between_accumulated_steps(make, regrow, tmp_path) -> None:
     accelerate = pytest.importorskip("accelerate")
@@ -108,31 +82,6 @@ def test_accelerate_saves_and_restores_it_between_accumulated_steps(make, regrow
     assert same(whole[1], resumed[1])
     assert resumed[3].count == STEPS // 2
     assert resumed[3].achieved() == pytest.approx(0.8, abs=1 / 160)
-
-
-@with_both
-def test_a_state_without_masks_takes_those_of_the_start_away(make) -> None:
-    before = start(make)
-    after = start(make, initial=0.5, start=0.0)
-    assert after[2].achieved() > 0.4
-    after[2].load_state_dict(before[2].state_dict())
-    assert after[2].count == 0
-    assert all(mask.all() for mask in after[2].masks().values())
-    before[2].load_state_dict(before[2].state_dict())
-    assert not before[2].masks()
-
-
-@pytest.mark.parametrize(
-    "masks", [{"0": torch.ones(16, 8)}, {-1: torch.ones(2, 16)}, {0: 1}, [torch.ones(16, 8)], None]
-)
-def test_masks_with_other_numbers_or_of_other_kinds_are_refused(masks) -> None:
-    *_, pruning = start(MAKERS["AdamW"])
-    with pytest.raises(AttsvmError, match="other parameters"):
-        pruning.load_state_dict({"count": 1, "masks": masks})
-    for count in ("x", 1.5, -1):
-        with pytest.raises(AttsvmError, match="the saved count must be a whole number"):
-            pruning.load_state_dict({"count": count, "masks": {}})
-    assert pruning.count == 0
 
 
 def test_what_is_pruned_are_parameters_and_steps_may_be_a_tensor() -> None:

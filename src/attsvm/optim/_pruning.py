@@ -42,7 +42,10 @@ class GradualPruning:
     It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam`, :class:`~attsvm.optim.MirrorMuon`
     and :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the
     step. For other optimizers hooks apply them to the gradients before every step and to weights and moments after it,
-    and this object's state holds them.
+    and this object's state holds them; a later GradualPruning of the same parameters takes these masks over.
+
+    ``copy.deepcopy((model, optimizer, pruning))`` copies the three together, and so does pickle. Of torch's optimizers
+    a copy without this object has no masks.
 
     Args:
         optimizer: the optimizer, before or in training.
@@ -109,6 +112,7 @@ class GradualPruning:
                 f"optimizer must be the optimizer that trains the model, but got a {type(self.optimizer).__name__}."
             )
         self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
+        self.structure, self.heads = structure, heads
         self.first, self.last = (round(share * operator.index(total_steps)) for share in (start, end))
         self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
         if regrow > 0 and self.every >= self.last - self.first:
@@ -130,10 +134,7 @@ class GradualPruning:
         self._masks: dict[Tensor, Tensor] = {}
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
-        if self._mirror is None:
-            # A compiled step would be compiled again for every count.
-            self.optimizer.register_step_pre_hook(outside_compiled(self._before_step))
-            self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
+        self._hook()
         self.count = 0
         if self.first == 0:  # of a state that has been loaded the masks are enough, and stay
             self._prune(self.scheduled(0))
@@ -196,8 +197,7 @@ class GradualPruning:
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; load the optimizer's own state as well. Where pruning begins at the start,
-        torch.distributed.checkpoint needs that state loaded before this object is made."""
+        """Continue from :meth:`state_dict`; load the states of the model and of the optimizer as well, in any order."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
         saved, shapes = state_dict["masks"], {i: param.shape for i, param in enumerate(self.params)}
         if not isinstance(saved, Mapping) or any(getattr(m, "shape", 0) != shapes.get(i) for i, m in saved.items()):
@@ -207,16 +207,30 @@ class GradualPruning:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self.count = as_count("the saved count", state_dict["count"], least=0)
         for i, mask in saved.items():
-            param, own = self.params[i], _as_mask(self.params[i], mask)
-            if self._mask(param) is None and not is_sharded(param) and own.all():  # not pruned yet
-                continue
-            if self._mirror is None:
-                self._masks[param] = own
-            else:
-                self._mirror.set_mask(param, own)
+            param = self.params[i]
+            part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
+            if self._mask(param) is not None or is_sharded(param) or not part.all():  # else it is not pruned yet
+                self._set(param, part)
 
-    def __reduce__(self) -> Any:
-        raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_units"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied together with the optimizer and its parameters, it prunes the copies."""
+        vars(self).update(state)
+        self._units = units_of(list(zip(self._names, self.params)), self.structure, self.heads)
+        self._hook()
+
+    def _hook(self) -> None:
+        if self._mirror is not None:
+            return
+        # A compiled step would be compiled again for every count.
+        self.optimizer.register_step_pre_hook(outside_compiled(self._before_step))
+        self.optimizer.register_step_post_hook(outside_compiled(self._after_step))
+        earlier: list[GradualPruning] = vars(self.optimizer).setdefault("_prunings", [])
+        for masks in [each._masks for each in earlier]:  # of what is pruned here, too
+            self._masks.update({param: masks.pop(param) for param in self.params if param in masks})
+        earlier.append(self)
 
     def _mask(self, param: Tensor) -> Tensor | None:
         return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
@@ -243,24 +257,29 @@ class GradualPruning:
             rows = [(mask, param.grad) for param, mask in self._masks.items() if param.grad is not None]
             zero_pruned([local(mask) for mask, _ in rows], [local(grad) for _, grad in rows])
 
-    @torch.no_grad()
-    def _apply(self) -> None:
-        for param, mask in self._masks.items():
-            states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
-            # Of quantised moments the code 0 need not mean 0; they fade by themselves.
-            states = [v for v in states if v.shape == param.shape and v.is_floating_point()]
-            tensors = [param.detach(), *states]
-            zero_pruned([local(mask)], *([local(t)] for t in tensors))
+    def _after_step(self, *_: Any) -> None:
+        for param in self._masks:
+            self._apply(param)
 
     @torch.no_grad()
-    def _set(self, param: Tensor, mask: Tensor) -> None:
-        """`mask` is of the local part of the parameter."""
-        whole = _as_mask(param, None)
-        local(whole).copy_(mask)
+    def _apply(self, param: Tensor) -> None:
+        states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
+        # Of quantised moments the code 0 need not mean 0; they fade by themselves.
+        states = [v for v in states if v.shape == param.shape and v.is_floating_point()]
+        zero_pruned([local(self._masks[param])], *([local(t)] for t in (param.detach(), *states)))
+
+    @torch.no_grad()
+    def _set(self, param: Tensor, part: Tensor) -> None:
+        """`part` is the mask of the local part of the parameter."""
+        mask = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
+        local(mask).copy_(part)
         if self._mirror is None:
-            self._masks[param] = whole
+            self._masks[param] = mask
+            self._apply(param)
         else:
-            self._mirror.set_mask(param, whole)
+            if not self._mirror.state:
+                _begin(self._mirror)
+            self._mirror.set_mask(param, mask)
 
     @torch.no_grad()
     def _prune(self, share: float) -> None:
@@ -278,8 +297,6 @@ class GradualPruning:
                 for param, mask in zip(unit.params, unit.masks(~marks)):
                     before = self._mask(param)
                     self._set(param, mask if before is None else mask & local(before))
-        if self._mirror is None:
-            self._apply()
         if isinstance(self.optimizer, LBFGS):  # its history is of the weights as they were
             self.optimizer.state.clear()
 
@@ -292,13 +309,15 @@ class GradualPruning:
             raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
         # A part of the model that had no part in this step, such as an idle expert, has none.
         gradients = [local(torch.zeros_like(param) if param.grad is None else param.grad) for param in self.params]
+        # Where nothing is pruned there is nothing to take back; inf and nan, as of a step that GradScaler has skipped,
+        # do not tell what.
+        out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
+        if out == 0 or not all(bool(grad.isfinite().all()) for grad in gradients):
+            self._prune(share)
+            return
         done = (self.count - self.first) / (self.last - self.first)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
-        # No more is dropped than can be taken back: nothing while no weight has been pruned before.
-        out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
-        self._prune(share + min(exchanged * (1 - share), out))
-        if out == 0:
-            return
+        self._prune(share + min(exchanged * (1 - share), out))  # no more is dropped than can be taken back
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
         sizes = [local(param.detach()).abs() for param in self.params]
@@ -330,13 +349,17 @@ class GradualPruning:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
 
 
-def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
-    """A mask that lies as the parameter does, of `mask`, whole or sharded."""
-    own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
-    if mask is not None:
-        part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
-        local(own).copy_(part)
-    return own
+def _begin(optimizer: MirrorOptimizer) -> None:
+    """Make all states of a first step. A mask alone would look as if they were there to those who make them before they
+    load, such as torch.distributed.checkpoint."""
+    for group in optimizer.param_groups:
+        bare = [param for param in group["params"] if param.grad is None and param.requires_grad]
+        for param in bare:
+            param.grad = torch.zeros_like(param)
+        lists = ([] for _ in range(6 + optimizer._state_columns))
+        optimizer._init_group(group, optimizer._use_fused(group), *lists)
+        for param in bare:
+            param.grad = None
 
 
 def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
@@ -366,6 +389,13 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
         )
     for name, param in found:
         check_has_values(name, param)
+    made = next((name for name, _ in found if "parametrizations." in name), None)
+    if made is not None:
+        warnings.warn(
+            f"{made} is pruned, but zeros of it need not be zeros of the weight that is made of it: remove the "
+            "parametrization, or leave it out of params.",
+            stacklevel=3,
+        )
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "
