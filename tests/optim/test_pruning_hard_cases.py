@@ -261,6 +261,10 @@ def _sharded(rank: int) -> None:
             fully_shard(model)
             optimizer = make(param_groups(model, 1.5))
             parts.append((model, optimizer, GradualPruning(optimizer, 0.8, STEPS, every=3)))
+        for state in (parts[0][2].state_dict(), _whole_state(parts[0][2])):
+            parts[1][2].load_state_dict(state)  # nothing is pruned yet, and no optimizer has states
+            assert not parts[1][2].masks()
+            assert not parts[1][1].state
         fit_pruned(*parts[0], range(20))
         saved = _whole_state(parts[0][2])
         assert {i: type(mask) for i, mask in saved["masks"].items()} == {0: Tensor, 1: Tensor}

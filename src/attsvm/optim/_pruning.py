@@ -4,9 +4,9 @@ import inspect
 import math
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,14 @@ from attsvm.optim._checks import check_has_values, check_saved, check_share
 from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
-from attsvm.optim._shards import is_sharded, local, owner, through_whole
+from attsvm.optim._shards import is_sharded, local, owner, through_whole, whole
 from attsvm.optim._units import fits, root_mean_square, smallest, units_of
 
 __all__ = ["GradualPruning"]
 
 SCOPES = ("global", "relative", "layer")
 STRUCTURES = (None, "2:4", "row", "head")
+T = TypeVar("T")
 WOKEN = 0.1  # of the smallest weight that stays: regrown weights of its whole size disturb the others
 
 
@@ -123,8 +124,7 @@ class GradualPruning:
         named = _prunable(self.optimizer, params, structure)
         self._names, self.params = [name for name, _ in named], [param for _, param in named]
         self._units = units_of(named, structure, heads)
-        parts = [[unit] for unit in self._units] if scope == "layer" else [self._units]
-        if sparsity > 0 and not any(fits(part, sparsity) for part in parts):
+        if sparsity > 0 and not any(fits(units, sparsity) for units in self._together(self._units)):
             warnings.warn(
                 f"sparsity = {sparsity:g} prunes nothing: it is less than one {structure or 'entry'} of the matrices.",
                 stacklevel=2,
@@ -159,6 +159,10 @@ class GradualPruning:
             if self.count == self.last:
                 self._warn_of_nothing_left()
 
+    def _together(self, parts: Sequence[T]) -> list[Sequence[T]]:
+        """What has one threshold."""
+        return [[part] for part in parts] if self.scope == "layer" else [parts]
+
     def _warn_of_nothing_left(self) -> None:
         """One threshold for all may leave nothing of a matrix, which cuts its layer out of the model."""
         masks = {param: mask for param, mask in self.masks().items() if not is_sharded(param)}
@@ -185,8 +189,8 @@ class GradualPruning:
 
     def achieved(self) -> float:
         """The present share of zeros among the weights that may be pruned; of sharded ones, on this rank."""
-        zeros, all_ = (sum(int(f(local(p))) for p in self.params) for f in (lambda w: (w == 0).sum(), Tensor.numel))
-        return zeros / max(all_, 1)
+        weights = [local(param) for param in self.params]
+        return sum(int((w == 0).sum()) for w in weights) / max(sum(w.numel() for w in weights), 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of steps and the masks by number. Mirror optimizers save them, too, but not every way to load
@@ -208,9 +212,8 @@ class GradualPruning:
         self.count = as_count("the saved count", state_dict["count"], least=0)
         for i, mask in saved.items():
             param = self.params[i]
-            part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
-            if self._mask(param) is not None or is_sharded(param) or not part.all():  # else it is not pruned yet
-                self._set(param, part)
+            if self._mask(param) is not None or not whole(mask).all():  # else it is not pruned yet, on any rank
+                self._set(param, local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), True))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_units"}
@@ -287,7 +290,7 @@ class GradualPruning:
         if share <= 0:
             return
         sharded = any(is_sharded(param) for param in self.params)
-        for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
+        for units in self._together(self._units):
             scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
                 scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
@@ -322,8 +325,7 @@ class GradualPruning:
         masks = {param: local(mask) for param, mask in self.masks().items()}
         sizes = [local(param.detach()).abs() for param in self.params]
         size = WOKEN * min((kept.min().item() for each in sizes if len(kept := each[each > 0])), default=0.0)
-        together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
-        for part in together:
+        for part in self._together(range(len(self.params))):
             params = [self.params[i] for i in part]
             scores = []
             for i, param in zip(part, params):
