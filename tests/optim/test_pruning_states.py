@@ -189,6 +189,18 @@ def test_skipped_steps_exchange_nothing(make) -> None:
             assert all(torch.equal(a, b) for a, b in zip(before, masks))
 
 
+@with_all
+def test_an_optimizer_that_was_given_other_parameters_is_named(make) -> None:
+    """As accelerator.prepare does with FSDP2."""
+    _, optimizer, pruning = start(make, every=1)
+    for group in optimizer.param_groups:
+        group["params"] = [nn.Parameter(param.detach().clone()) for param in group["params"]]
+    for _ in range(pruning.first):
+        pruning.step()
+    with pytest.raises(AttsvmError, match="no longer trains what is pruned: make GradualPruning after"):
+        pruning.step()
+
+
 def test_what_is_parametrized_is_warned_of() -> None:
     model = network()
     parametrizations.orthogonal(model[0])

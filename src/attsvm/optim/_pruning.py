@@ -61,9 +61,10 @@ class GradualPruning:
             may leave too little of a small head.
         structure: what is pruned as one. None: entries. "2:4": entries, so that in the end two of four neighbours in a
             row are 0 (sparsity = 0.5). "row": rows of matrices (outputs; inputs of GPT-2's Conv1D, which is stored
-            transposed). "head": attention heads, that is their part of the query, key and value matrices. The three may
-            lie in one matrix: all queries first, then all keys, then all values. Nothing else is pruned then. Models
-            with fewer heads of keys than of queries, or with interleaved heads (GPT-NeoX), are refused.
+            transposed), and slices along the first of more axes (channels of convolutions; of stacked matrices, as of
+            experts, whole ones). "head": attention heads, that is their part of the query, key and value matrices. The
+            three may lie in one matrix: all queries first, then all keys, then all values. Nothing else is pruned then.
+            Models with fewer heads of keys than of queries, or with interleaved heads (GPT-NeoX), are refused.
         regrow: at every change of the masks this share of the kept weights is exchanged for the pruned ones with the
             largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
@@ -289,6 +290,11 @@ class GradualPruning:
         """Masks of the smallest units, so that so large a share of all entries is 0. What is masked stays masked."""
         if share <= 0:
             return
+        if {id(param) for param in self.params} - {id(p) for g in self.optimizer.param_groups for p in g["params"]}:
+            raise AttsvmError(
+                "the optimizer no longer trains what is pruned: make GradualPruning after what gives it other "
+                "parameters, such as FSDP in accelerator.prepare."
+            )
         sharded = any(is_sharded(param) for param in self.params)
         for units in self._together(self._units):
             scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
