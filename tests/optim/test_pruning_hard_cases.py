@@ -186,6 +186,33 @@ def test_a_head_of_which_one_part_is_masked_stays_by_what_is_left(other) -> None
     assert [bool(head.any()) for head in key.detach().split(2)] == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("structure", "scope"),
+    [(None, "global"), (None, "relative"), ("2:4", "layer"), ("row", "global"), ("head", "layer")],
+)
+def test_complex_weights_go_by_their_size(structure, scope) -> None:
+    masks = []
+    for turned in (1, torch.polar(torch.tensor(1.0), torch.tensor(2.0))):
+        generator = torch.Generator().manual_seed(0)
+        weights = {
+            f"{name}.weight": nn.Parameter(turned * torch.randn(8, 8, generator=generator))
+            for name in ("q_proj", "k_proj")
+        }
+        optimizer = AdamW(weights.values(), lr=0.0)
+        options = {"scope": scope, "structure": structure, "heads": 4 if structure == "head" else None}
+        pruning = GradualPruning(optimizer, 0.5, 4, start=0.5, end=0.5, params=weights.items(), **options)
+        for _ in range(4):
+            for weight in weights.values():
+                weight.grad = turned * torch.ones_like(weight)
+            optimizer.step()
+            pruning.step()
+        masks.append(list(pruning.masks().values()))
+        for weight, mask in pruning.masks().items():
+            states = [v for v in optimizer.state[weight].values() if v.shape == weight.shape]
+            assert not any(value[~mask].any() for value in (weight.detach(), *states))
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+
+
 def test_weights_without_values_are_refused() -> None:
     model = nn.Linear(4, 4, device="meta")
     with pytest.raises(AttsvmError, match="meta device"):
@@ -297,6 +324,25 @@ def _partly_sharded(rank: int) -> None:
     for structure in ("row", "2:4"):
         with pytest.raises(AttsvmError, match=r"whole rows|multiple of 4"):
             GradualPruning(SGD([columns], lr=0.1), 0.5, 10, structure=structure, params=[columns])
+
+
+def _parts_of_the_state(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for kind in (AdamW, MirrorAdam):
+        model = nn.parallel.DistributedDataParallel(network())
+        optimizer = ZeroRedundancyOptimizer(param_groups(model, 1.5), kind, lr=1e-2)
+        pruning = GradualPruning(optimizer, 0.8, STEPS, every=3)
+        fit_pruned(model, optimizer, pruning, range(STEPS))
+        assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
+        for weight, mask in pruning.masks().items():
+            states = [v for v in optimizer.optim.state.get(weight, {}).values() if v.shape == weight.shape]
+            assert not any(value[~mask].any() for value in (weight.detach(), *states))
+
+
+@pytest.mark.slow
+def test_zeros_are_exact_where_every_process_has_a_part_of_the_state() -> None:
+    run_pair(_parts_of_the_state)
 
 
 @pytest.mark.slow

@@ -267,9 +267,10 @@ class GradualPruning:
 
     @torch.no_grad()
     def _apply(self, param: Tensor) -> None:
-        states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
+        stepped = getattr(self.optimizer, "optim", self.optimizer)  # in ZeroRedundancyOptimizer
+        states = [v for v in stepped.state.get(param, {}).values() if isinstance(v, Tensor)]
         # Of quantised moments the code 0 need not mean 0; they fade by themselves.
-        states = [v for v in states if v.shape == param.shape and v.is_floating_point()]
+        states = [v for v in states if v.shape == param.shape and (v.is_floating_point() or v.is_complex())]
         zero_pruned([local(self._masks[param])], *([local(t)] for t in (param.detach(), *states)))
 
     @torch.no_grad()
