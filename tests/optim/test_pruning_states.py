@@ -105,6 +105,19 @@ def test_states_are_loaded_in_any_order(make, options, order, tmp_path: Path) ->
 
 
 @with_all
+@pytest.mark.parametrize("scope", ["global", "relative"])
+@pytest.mark.parametrize("structure", [None, "row"])
+def test_a_matrix_of_which_nothing_was_left_is_still_the_first_to_go(make, scope, structure) -> None:
+    """As in a resumed training, before its masks are loaded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    nn.init.zeros_(model[0].weight)
+    optimizer = make([{"params": [w for w in model.parameters() if w.ndim == 2], "name": "matrices"}])
+    GradualPruning(optimizer, 0.5, 10, initial=0.5, start=0.0, scope=scope, structure=structure)
+    assert (model[1].weight != 0).all()
+
+
+@with_all
 def test_loaded_masks_hold_at_once(make) -> None:
     whole, other = start(make), start(make)
     fit_pruned(*whole, range(STEPS))

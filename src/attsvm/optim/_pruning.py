@@ -20,7 +20,7 @@ from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
 from attsvm.optim._shards import is_sharded, local, owner, through_whole, whole
-from attsvm.optim._units import fits, root_mean_square, smallest, units_of
+from attsvm.optim._units import fits, relative, smallest, units_of
 
 __all__ = ["GradualPruning"]
 
@@ -300,7 +300,7 @@ class GradualPruning:
         for units in self._together(self._units):
             scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
-                scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
+                scores = [relative(score, unit.params, sharded) for unit, score in zip(units, scores)]
             owners = [owner(unit.params[0]) for unit in units] if sharded else None
             pruned = smallest(scores, [unit.size for unit in units], share, owners)
             for unit, marks in zip(units, pruned):

@@ -170,10 +170,12 @@ def smallest(
     return marks
 
 
-def root_mean_square(params: Sequence[Tensor], sharded: bool) -> Tensor:
-    """The root mean square of all entries, zeros included."""
+def relative(scores: Tensor, params: Sequence[Tensor], sharded: bool) -> Tensor:
+    """Scores in units of the root mean square of all entries, zeros included; what is 0 stays the first, also where all
+    is 0."""
     parts = [local(param).abs().float() for param in params]
     sums = torch.stack([torch.stack([part.square().sum(), part.new_tensor(part.numel())]) for part in parts]).sum(0)
     if sharded:
         dist.all_reduce(sums)
-    return (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    size = (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(scores > _LEAST, scores / size, scores)
