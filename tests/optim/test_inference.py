@@ -104,6 +104,15 @@ def test_models_that_read_weights_of_their_layers_work(kind: str) -> None:
     torch.testing.assert_close(model(x), made.eval()(x))
 
 
+@pytest.mark.parametrize("shape", [(4, 10), (40,), (0, 40)])
+def test_inputs_of_another_width_are_refused_as_by_the_dense_layer(shape: tuple[int, ...]) -> None:
+    model, dense = sparse(nn.Linear(20, 30))
+    to_csr(model)
+    for each in (dense, model):
+        with pytest.raises(RuntimeError, match=r"size mismatch|cannot be multiplied|must match"):
+            each(torch.ones(shape))
+
+
 def test_autocast_is_left() -> None:
     model, dense = sparse(nn.Linear(20, 30), nn.Linear(30, 20))
     to_csr(model)

@@ -414,15 +414,24 @@ def test_lightning_prunes_and_resumes_bit_equal(make, tmp_path):
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(tmp_path / "half.ckpt")
 
+    class SaveBefore(lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *unused: Any) -> None:
+            if trainer.global_step == 6:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
     options = {"default_root_dir": tmp_path, "max_epochs": 2, "enable_checkpointing": False}
     straight, resumed = lightning_module(make), lightning_module(make)
     callbacks = [lightning_pruning(0.7, every=1, end=0.6)]
-    lightning_trainer(callbacks=[*callbacks, Save()], **options).fit(straight, loader)
+    lightning_trainer(callbacks=[SaveBefore(), *callbacks, Save()], **options).fit(straight, loader)
     matrices = [p for g in param_groups(straight) for p in g["params"] if g["name"] in ("attention", "matrices")]
     assert torch.cat([p.flatten() for p in matrices]).eq(0).double().mean() == pytest.approx(0.7, abs=1e-3)
     trainer = lightning_trainer(callbacks=[lightning_pruning(0.7, every=1, end=0.6)], **options)
     trainer.fit(resumed, loader, ckpt_path=str(tmp_path / "half.ckpt"))
     assert same(straight, resumed)
+    early = lightning_pruning(0.7, every=1, end=0.6)  # what it loads has pruned one step less than the trainer has made
+    trainer = lightning_trainer(callbacks=[early], **options)
+    trainer.fit(lightning_module(make), loader, ckpt_path=str(tmp_path / "early.ckpt"))
+    assert early.pruning.count == trainer.global_step == 8
     options |= {"max_epochs": -1}
     endless = lightning_trainer(callbacks=[lightning_pruning(0.7)], **options)
     with pytest.raises(AttsvmError, match="set max_epochs or max_steps"):

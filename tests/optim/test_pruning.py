@@ -1,8 +1,6 @@
 """Gradual pruning: what is 0, when, and that a stopped training goes on with the same bits."""
 
-import copy
 import math
-import pickle
 import warnings
 
 import numpy as np
@@ -328,26 +326,6 @@ def test_vectors_and_what_is_empty_are_left_as_they_are():
     assert [id(w) for w in pruning.params] == [id(layer.weight) for layer in model]
 
 
-def test_it_is_not_copied_but_its_state_is():
-    _, _, pruning = start(OPTIMIZERS["AdamW"])
-    for copying in (copy.deepcopy, copy.copy, pickle.dumps):
-        with pytest.raises(AttsvmError, match="state_dict"):
-            copying(pruning)
-    copied, state = copy.deepcopy(pruning.state_dict()), pruning.state_dict()
-    assert all(torch.equal(copied["masks"].pop(i), mask) for i, mask in state.pop("masks").items())
-    assert copied == {"masks": {}, **state}
-
-
-@pytest.mark.parametrize(("saved", "loads"), [("MirrorAdam", "AdamW"), ("AdamW", "MirrorAdam")])
-def test_masks_of_another_optimizer_are_refused(saved, loads):
-    parts = start(OPTIMIZERS[saved], start=0.0, initial=0.5)
-    fit_pruned(*parts, range(3))
-    *_, other = start(OPTIMIZERS[loads])
-    with pytest.raises(AttsvmError, match="begin with the same optimizer"):
-        other.load_state_dict(parts[2].state_dict())
-    assert other.count == 0
-
-
 def test_the_smallest_are_found_with_ties_nan_and_units_of_any_size():
     torch.manual_seed(0)
     scores = [torch.randint(20, (7, 11)).float(), torch.randint(20, (53,)).float()]
@@ -437,14 +415,6 @@ def test_a_share_below_one_head_is_warned_of(sparsity, layers, scope, warns):
     ] * warns
 
 
-@pytest.mark.parametrize("name", ["AdamW", "MirrorAdam"])
-def test_states_of_something_else_are_refused(name):
-    _, optimizer, pruning = start(OPTIMIZERS[name])
-    for wrong in ({}, None, optimizer.state_dict()):
-        with pytest.raises(AttsvmError, match="state_dict must be what GradualPruning"):
-            pruning.load_state_dict(wrong)
-
-
 def test_whole_numbers_of_numpy_are_whole_numbers():
     ends = []
     for kind in (int, np.int64):
@@ -461,14 +431,6 @@ def test_without_named_groups_it_asks_what_to_prune():
         GradualPruning(optimizer, 0.9, 100)
     pruning = GradualPruning(optimizer, 0.9, 100, params=[model[0].weight])
     assert pruning.params == [model[0].weight]
-
-
-@pytest.mark.parametrize("wrong", [{7: torch.ones(2, 2)}, {0: torch.ones(2, 2)}])
-def test_masks_of_another_model_are_refused(wrong):
-    _, _, pruning = start(OPTIMIZERS["AdamW"])
-    with pytest.raises(AttsvmError, match="of other parameters"):
-        pruning.load_state_dict({"count": 3, "masks": wrong})
-    assert pruning.count == 0
 
 
 def test_regrowth_without_gradients_says_so():

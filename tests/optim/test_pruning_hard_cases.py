@@ -1,7 +1,6 @@
 """Pruning where masks could go wrong: zeros by chance, checkpoints of shards, compiled steps, weights that are nan."""
 
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,31 +49,6 @@ def test_weights_that_are_0_by_chance_do_not_widen_the_masks(make, structure, sc
 
 
 @with_both
-@pytest.mark.parametrize("at", [5, 20])
-@pytest.mark.filterwarnings("ignore::FutureWarning:torch")
-def test_a_distributed_checkpoint_brings_the_masks_back(make, at, tmp_path) -> None:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    def states(model: nn.Module, optimizer: Optimizer, pruning: GradualPruning) -> dict:
-        weights, state = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": state, "pruning": pruning}
-
-    whole, resumed = start(make), start(make)
-    fit_pruned(*whole, range(at))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a process that is alone
-        dcp.save(states(*whole), checkpoint_id=tmp_path / "saved", no_dist=True)
-        loaded = states(*resumed)
-        dcp.load(loaded, checkpoint_id=tmp_path / "saved", no_dist=True)
-    set_state_dict(*resumed[:2], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-    fit_pruned(*whole, range(at, STEPS))
-    fit_pruned(*resumed, range(at, STEPS))
-    assert same(whole[0], resumed[0])
-    assert whole[2].achieved() == pytest.approx(0.8, abs=1 / 160)
-
-
-@with_both
 @pytest.mark.parametrize("regrow", [0.0, 0.3])
 def test_accelerate_saves_and_restores_it_between_accumulated_steps(make, regrow, tmp_path) -> None:
     accelerate = pytest.importorskip("accelerate")
@@ -108,31 +82,6 @@ def test_accelerate_saves_and_restores_it_between_accumulated_steps(make, regrow
     assert same(whole[1], resumed[1])
     assert resumed[3].count == STEPS // 2
     assert resumed[3].achieved() == pytest.approx(0.8, abs=1 / 160)
-
-
-@with_both
-def test_a_state_without_masks_takes_those_of_the_start_away(make) -> None:
-    before = start(make)
-    after = start(make, initial=0.5, start=0.0)
-    assert after[2].achieved() > 0.4
-    after[2].load_state_dict(before[2].state_dict())
-    assert after[2].count == 0
-    assert all(mask.all() for mask in after[2].masks().values())
-    before[2].load_state_dict(before[2].state_dict())
-    assert not before[2].masks()
-
-
-@pytest.mark.parametrize(
-    "masks", [{"0": torch.ones(16, 8)}, {-1: torch.ones(2, 16)}, {0: 1}, [torch.ones(16, 8)], None]
-)
-def test_masks_with_other_numbers_or_of_other_kinds_are_refused(masks) -> None:
-    *_, pruning = start(MAKERS["AdamW"])
-    with pytest.raises(AttsvmError, match="other parameters"):
-        pruning.load_state_dict({"count": 1, "masks": masks})
-    for count in ("x", 1.5, -1):
-        with pytest.raises(AttsvmError, match="the saved count must be a whole number"):
-            pruning.load_state_dict({"count": count, "masks": {}})
-    assert pruning.count == 0
 
 
 def test_what_is_pruned_are_parameters_and_steps_may_be_a_tensor() -> None:
@@ -237,6 +186,33 @@ def test_a_head_of_which_one_part_is_masked_stays_by_what_is_left(other) -> None
     assert [bool(head.any()) for head in key.detach().split(2)] == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("structure", "scope"),
+    [(None, "global"), (None, "relative"), ("2:4", "layer"), ("row", "global"), ("head", "layer")],
+)
+def test_complex_weights_go_by_their_size(structure, scope) -> None:
+    masks = []
+    for turned in (1, torch.polar(torch.tensor(1.0), torch.tensor(2.0))):
+        generator = torch.Generator().manual_seed(0)
+        weights = {
+            f"{name}.weight": nn.Parameter(turned * torch.randn(8, 8, generator=generator))
+            for name in ("q_proj", "k_proj")
+        }
+        optimizer = AdamW(weights.values(), lr=0.0)
+        options = {"scope": scope, "structure": structure, "heads": 4 if structure == "head" else None}
+        pruning = GradualPruning(optimizer, 0.5, 4, start=0.5, end=0.5, params=weights.items(), **options)
+        for _ in range(4):
+            for weight in weights.values():
+                weight.grad = turned * torch.ones_like(weight)
+            optimizer.step()
+            pruning.step()
+        masks.append(list(pruning.masks().values()))
+        for weight, mask in pruning.masks().items():
+            states = [v for v in optimizer.state[weight].values() if v.shape == weight.shape]
+            assert not any(value[~mask].any() for value in (weight.detach(), *states))
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+
+
 def test_weights_without_values_are_refused() -> None:
     model = nn.Linear(4, 4, device="meta")
     with pytest.raises(AttsvmError, match="meta device"):
@@ -312,6 +288,10 @@ def _sharded(rank: int) -> None:
             fully_shard(model)
             optimizer = make(param_groups(model, 1.5))
             parts.append((model, optimizer, GradualPruning(optimizer, 0.8, STEPS, every=3)))
+        for state in (parts[0][2].state_dict(), _whole_state(parts[0][2])):
+            parts[1][2].load_state_dict(state)  # nothing is pruned yet, and no optimizer has states
+            assert not parts[1][2].masks()
+            assert not parts[1][1].state
         fit_pruned(*parts[0], range(20))
         saved = _whole_state(parts[0][2])
         assert {i: type(mask) for i, mask in saved["masks"].items()} == {0: Tensor, 1: Tensor}
@@ -344,6 +324,25 @@ def _partly_sharded(rank: int) -> None:
     for structure in ("row", "2:4"):
         with pytest.raises(AttsvmError, match=r"whole rows|multiple of 4"):
             GradualPruning(SGD([columns], lr=0.1), 0.5, 10, structure=structure, params=[columns])
+
+
+def _parts_of_the_state(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for kind in (AdamW, MirrorAdam):
+        model = nn.parallel.DistributedDataParallel(network())
+        optimizer = ZeroRedundancyOptimizer(param_groups(model, 1.5), kind, lr=1e-2)
+        pruning = GradualPruning(optimizer, 0.8, STEPS, every=3)
+        fit_pruned(model, optimizer, pruning, range(STEPS))
+        assert pruning.achieved() == pytest.approx(0.8, abs=1 / 160)
+        for weight, mask in pruning.masks().items():
+            states = [v for v in optimizer.optim.state.get(weight, {}).values() if v.shape == weight.shape]
+            assert not any(value[~mask].any() for value in (weight.detach(), *states))
+
+
+@pytest.mark.slow
+def test_zeros_are_exact_where_every_process_has_a_part_of_the_state() -> None:
+    run_pair(_parts_of_the_state)
 
 
 @pytest.mark.slow

@@ -192,25 +192,20 @@ def prune(
     for name, weight, _, _ in found:
         if weight.dtype.itemsize == 1:
             raise AttsvmError(f"{name} is {weight.dtype}, in which torch sets no entries: prune before quantising.")
-    named = [(name, weight) for name, weight, _, _ in found]
     sizes = [_used(in_use(model, name, weight), mask).abs().float() for name, weight, mask, _ in found]
-    if inputs is None:
-        parts = [range(len(named))] if scope == "global" else [[i] for i in range(len(named))]
-        marks: dict[int, Tensor] = {}
-        for part in parts:
-            marks |= dict(zip(part, smallest([sizes[i] for i in part], [1] * len(part), sparsity)))
-        pruned = [marks[i] for i in range(len(named))]
+    if inputs is None and scope == "global":
+        pruned = smallest(sizes, [1] * len(sizes), sparsity)
     else:
-        norms = _input_norms(model, inputs)
+        norms = {} if inputs is None else _input_norms(model, inputs)
         pruned = []
-        for (_, weight), size in zip(named, sizes):
+        for (_, weight, _, _), size in zip(found, sizes):
             if id(weight) in norms:
                 scores = torch.where(size == 0, -1, size * norms[id(weight)])  # zeros first, also before silent inputs
                 order = scores.argsort(dim=1, stable=True).argsort(dim=1)
                 pruned.append(order < round(sparsity * size.shape[1]))
             else:
                 pruned += smallest([size], [1], sparsity)
-    for (name, weight), mark in zip(named, pruned):
+    for (name, weight, _, _), mark in zip(found, pruned):
         if keep_masks:
             places = [(m, own) for m in model.modules() for own, w in [*m._parameters.items()] if w is weight]
             for module, own in places:  # a tied weight has several

@@ -151,12 +151,13 @@ def lightning_pruning(sparsity: float, **options: Any) -> Any:
                     "leave it out, or multiply the parameters by callback.pruning.masks() afterwards.",
                     stacklevel=2,
                 )
-            self._seen = trainer.global_step
             # Unless max_steps ends it, a training with manual optimization is known in batches alone.
             self._by_batch = not pl_module.automatic_optimization and total != trainer.max_steps
+            self._seen = trainer.global_step
             if self._saved is not None:
                 self.pruning.load_state_dict(self._saved)
                 self._saved = None  # another fit starts anew
+                self._seen = self.pruning.count  # a callback before this one may have saved it in the midst of a step
 
         def on_train_batch_end(self, trainer: Any, *unused: Any) -> None:
             assert self.pruning is not None

@@ -51,7 +51,7 @@ class CSRLinear(nn.Module):
         if torch.is_autocast_enabled("cpu"):  # to numbers for which torch has no such product
             with torch.autocast("cpu", enabled=False):
                 return self.forward(x.to(self.values.dtype))
-        rows, inputs = self._rows(), x.reshape(-1, self.in_features).T
+        rows, inputs = self._rows(), x.reshape(-1, x.shape[-1]).T
         found = torch.mm(rows, inputs) if self.bias is None else torch.addmm(self.bias[:, None], rows, inputs)
         return found.T.contiguous().view(*x.shape[:-1], self.out_features)
 

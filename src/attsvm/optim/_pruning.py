@@ -4,9 +4,9 @@ import inspect
 import math
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,14 @@ from attsvm.optim._checks import check_has_values, check_saved, check_share
 from attsvm.optim._fused import outside_compiled
 from attsvm.optim._loading import MASK, MIRROR
 from attsvm.optim._mirror_map import mirror_of
-from attsvm.optim._shards import is_sharded, local, owner, through_whole
-from attsvm.optim._units import fits, root_mean_square, smallest, units_of
+from attsvm.optim._shards import is_sharded, local, owner, through_whole, whole
+from attsvm.optim._units import fits, relative, smallest, units_of
 
 __all__ = ["GradualPruning"]
 
 SCOPES = ("global", "relative", "layer")
 STRUCTURES = (None, "2:4", "row", "head")
+T = TypeVar("T")
 WOKEN = 0.1  # of the smallest weight that stays: regrown weights of its whole size disturb the others
 
 
@@ -42,7 +43,10 @@ class GradualPruning:
     It works with any optimizer of torch's kind. :class:`~attsvm.optim.MirrorAdam`, :class:`~attsvm.optim.MirrorMuon`
     and :class:`~attsvm.optim.MirrorDescent` know the masks, save them with their own state and apply them inside the
     step. For other optimizers hooks apply them to the gradients before every step and to weights and moments after it,
-    and this object's state holds them.
+    and this object's state holds them; a later GradualPruning of the same parameters takes these masks over.
+
+    ``copy.deepcopy((model, optimizer, pruning))`` copies the three together, and so does pickle. Of torch's optimizers
+    a copy without this object has no masks.
 
     Args:
         optimizer: the optimizer, before or in training.
@@ -57,9 +61,10 @@ class GradualPruning:
             may leave too little of a small head.
         structure: what is pruned as one. None: entries. "2:4": entries, so that in the end two of four neighbours in a
             row are 0 (sparsity = 0.5). "row": rows of matrices (outputs; inputs of GPT-2's Conv1D, which is stored
-            transposed). "head": attention heads, that is their part of the query, key and value matrices. The three may
-            lie in one matrix: all queries first, then all keys, then all values. Nothing else is pruned then. Models
-            with fewer heads of keys than of queries, or with interleaved heads (GPT-NeoX), are refused.
+            transposed), and slices along the first of more axes (channels of convolutions; of stacked matrices, as of
+            experts, whole ones). "head": attention heads, that is their part of the query, key and value matrices. The
+            three may lie in one matrix: all queries first, then all keys, then all values. Nothing else is pruned then.
+            Models with fewer heads of keys than of queries, or with interleaved heads (GPT-NeoX), are refused.
         regrow: at every change of the masks this share of the kept weights is exchanged for the pruned ones with the
             largest gradient; the share falls to 0 along a cosine until `end`. With
             ``initial=sparsity, start=0, scope="layer"`` this is RigL with the same share in every matrix. Gradients
@@ -109,6 +114,7 @@ class GradualPruning:
                 f"optimizer must be the optimizer that trains the model, but got a {type(self.optimizer).__name__}."
             )
         self.sparsity, self.initial, self.scope, self.regrow = sparsity, initial, scope, regrow
+        self.structure, self.heads = structure, heads
         self.first, self.last = (round(share * operator.index(total_steps)) for share in (start, end))
         self.every = max(1, min(50, (self.last - self.first) // 10)) if every is None else every
         if regrow > 0 and self.every >= self.last - self.first:
@@ -119,8 +125,7 @@ class GradualPruning:
         named = _prunable(self.optimizer, params, structure)
         self._names, self.params = [name for name, _ in named], [param for _, param in named]
         self._units = units_of(named, structure, heads)
-        parts = [[unit] for unit in self._units] if scope == "layer" else [self._units]
-        if sparsity > 0 and not any(fits(part, sparsity) for part in parts):
+        if sparsity > 0 and not any(fits(units, sparsity) for units in self._together(self._units)):
             warnings.warn(
                 f"sparsity = {sparsity:g} prunes nothing: it is less than one {structure or 'entry'} of the matrices.",
                 stacklevel=2,
@@ -130,10 +135,7 @@ class GradualPruning:
         self._masks: dict[Tensor, Tensor] = {}
         # Mirror optimizers keep the masks themselves.
         self._mirror = self.optimizer if isinstance(self.optimizer, MirrorOptimizer) else None
-        if self._mirror is None:
-            # A compiled step would be compiled again for every count.
-            self.optimizer.register_step_pre_hook(outside_compiled(self._before_step))
-            self.optimizer.register_step_post_hook(outside_compiled(lambda *_: self._apply()))
+        self._hook()
         self.count = 0
         if self.first == 0:  # of a state that has been loaded the masks are enough, and stay
             self._prune(self.scheduled(0))
@@ -157,6 +159,10 @@ class GradualPruning:
             self._prune(self.scheduled(self.count))
             if self.count == self.last:
                 self._warn_of_nothing_left()
+
+    def _together(self, parts: Sequence[T]) -> list[Sequence[T]]:
+        """What has one threshold."""
+        return [[part] for part in parts] if self.scope == "layer" else [parts]
 
     def _warn_of_nothing_left(self) -> None:
         """One threshold for all may leave nothing of a matrix, which cuts its layer out of the model."""
@@ -184,8 +190,8 @@ class GradualPruning:
 
     def achieved(self) -> float:
         """The present share of zeros among the weights that may be pruned; of sharded ones, on this rank."""
-        zeros, all_ = (sum(int(f(local(p))) for p in self.params) for f in (lambda w: (w == 0).sum(), Tensor.numel))
-        return zeros / max(all_, 1)
+        weights = [local(param) for param in self.params]
+        return sum(int((w == 0).sum()) for w in weights) / max(sum(w.numel() for w in weights), 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of steps and the masks by number. Mirror optimizers save them, too, but not every way to load
@@ -196,8 +202,7 @@ class GradualPruning:
         return {"count": self.count, "masks": masks, "with_optimizer": self._mirror is not None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; load the optimizer's own state as well. Where pruning begins at the start,
-        torch.distributed.checkpoint needs that state loaded before this object is made."""
+        """Continue from :meth:`state_dict`; load the states of the model and of the optimizer as well, in any order."""
         check_saved(state_dict, "GradualPruning", "count", "masks")
         saved, shapes = state_dict["masks"], {i: param.shape for i, param in enumerate(self.params)}
         if not isinstance(saved, Mapping) or any(getattr(m, "shape", 0) != shapes.get(i) for i, m in saved.items()):
@@ -207,16 +212,29 @@ class GradualPruning:
             raise AttsvmError("the saved masks are of another optimizer's training: begin with the same optimizer.")
         self.count = as_count("the saved count", state_dict["count"], least=0)
         for i, mask in saved.items():
-            param, own = self.params[i], _as_mask(self.params[i], mask)
-            if self._mask(param) is None and not is_sharded(param) and own.all():  # not pruned yet
-                continue
-            if self._mirror is None:
-                self._masks[param] = own
-            else:
-                self._mirror.set_mask(param, own)
+            param = self.params[i]
+            if self._mask(param) is not None or not whole(mask).all():  # else it is not pruned yet, on any rank
+                self._set(param, local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), True))
 
-    def __reduce__(self) -> Any:
-        raise AttsvmError("GradualPruning is bound to its parameters: copy or save its state_dict() instead.")
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_units"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copied together with the optimizer and its parameters, it prunes the copies."""
+        vars(self).update(state)
+        self._units = units_of(list(zip(self._names, self.params)), self.structure, self.heads)
+        self._hook()
+
+    def _hook(self) -> None:
+        if self._mirror is not None:
+            return
+        # A compiled step would be compiled again for every count.
+        self.optimizer.register_step_pre_hook(outside_compiled(self._before_step))
+        self.optimizer.register_step_post_hook(outside_compiled(self._after_step))
+        earlier: list[GradualPruning] = vars(self.optimizer).setdefault("_prunings", [])
+        for masks in [each._masks for each in earlier]:  # of what is pruned here, too
+            self._masks.update({param: masks.pop(param) for param in self.params if param in masks})
+        earlier.append(self)
 
     def _mask(self, param: Tensor) -> Tensor | None:
         return self._masks.get(param) if self._mirror is None else self.optimizer.state.get(param, {}).get(MASK)
@@ -243,43 +261,52 @@ class GradualPruning:
             rows = [(mask, param.grad) for param, mask in self._masks.items() if param.grad is not None]
             zero_pruned([local(mask) for mask, _ in rows], [local(grad) for _, grad in rows])
 
-    @torch.no_grad()
-    def _apply(self) -> None:
-        for param, mask in self._masks.items():
-            states = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
-            # Of quantised moments the code 0 need not mean 0; they fade by themselves.
-            states = [v for v in states if v.shape == param.shape and v.is_floating_point()]
-            tensors = [param.detach(), *states]
-            zero_pruned([local(mask)], *([local(t)] for t in tensors))
+    def _after_step(self, *_: Any) -> None:
+        for param in self._masks:
+            self._apply(param)
 
     @torch.no_grad()
-    def _set(self, param: Tensor, mask: Tensor) -> None:
-        """`mask` is of the local part of the parameter."""
-        whole = _as_mask(param, None)
-        local(whole).copy_(mask)
+    def _apply(self, param: Tensor) -> None:
+        stepped = getattr(self.optimizer, "optim", self.optimizer)  # in ZeroRedundancyOptimizer
+        states = [v for v in stepped.state.get(param, {}).values() if isinstance(v, Tensor)]
+        # Of quantised moments the code 0 need not mean 0; they fade by themselves.
+        states = [v for v in states if v.shape == param.shape and (v.is_floating_point() or v.is_complex())]
+        zero_pruned([local(self._masks[param])], *([local(t)] for t in (param.detach(), *states)))
+
+    @torch.no_grad()
+    def _set(self, param: Tensor, part: Tensor) -> None:
+        """`part` is the mask of the local part of the parameter."""
+        mask = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
+        local(mask).copy_(part)
         if self._mirror is None:
-            self._masks[param] = whole
+            self._masks[param] = mask
+            self._apply(param)
         else:
-            self._mirror.set_mask(param, whole)
+            if not self._mirror.state:
+                _begin(self._mirror)
+            self._mirror.set_mask(param, mask)
 
     @torch.no_grad()
     def _prune(self, share: float) -> None:
         """Masks of the smallest units, so that so large a share of all entries is 0. What is masked stays masked."""
         if share <= 0:
             return
+        if {id(param) for param in self.params} - {id(p) for g in self.optimizer.param_groups for p in g["params"]}:
+            raise AttsvmError(
+                "the optimizer no longer trains what is pruned: make GradualPruning after what gives it other "
+                "parameters, such as FSDP in accelerator.prepare."
+            )
         sharded = any(is_sharded(param) for param in self.params)
-        for units in [[unit] for unit in self._units] if self.scope == "layer" else [self._units]:
+        for units in self._together(self._units):
             scores = [unit.scores([self._mask(param) for param in unit.params]) for unit in units]
             if self.scope == "relative":
-                scores = [score / root_mean_square(unit.params, sharded) for unit, score in zip(units, scores)]
+                scores = [relative(score, unit.params, sharded) for unit, score in zip(units, scores)]
             owners = [owner(unit.params[0]) for unit in units] if sharded else None
             pruned = smallest(scores, [unit.size for unit in units], share, owners)
             for unit, marks in zip(units, pruned):
                 for param, mask in zip(unit.params, unit.masks(~marks)):
                     before = self._mask(param)
                     self._set(param, mask if before is None else mask & local(before))
-        if self._mirror is None:
-            self._apply()
         if isinstance(self.optimizer, LBFGS):  # its history is of the weights as they were
             self.optimizer.state.clear()
 
@@ -292,19 +319,20 @@ class GradualPruning:
             raise AttsvmError("regrow needs the gradients: call step() before optimizer.zero_grad().")
         # A part of the model that had no part in this step, such as an idle expert, has none.
         gradients = [local(torch.zeros_like(param) if param.grad is None else param.grad) for param in self.params]
+        # Where nothing is pruned there is nothing to take back; inf and nan, as of a step that GradScaler has skipped,
+        # do not tell what.
+        out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
+        if out == 0 or not all(bool(grad.isfinite().all()) for grad in gradients):
+            self._prune(share)
+            return
         done = (self.count - self.first) / (self.last - self.first)
         exchanged = self.regrow / 2 * (1 + math.cos(math.pi * done))
-        # No more is dropped than can be taken back: nothing while no weight has been pruned before.
-        out = sum(int((~mask).sum()) for mask in before.values()) / sum(mask.numel() for mask in before.values())
-        self._prune(share + min(exchanged * (1 - share), out))
-        if out == 0:
-            return
+        self._prune(share + min(exchanged * (1 - share), out))  # no more is dropped than can be taken back
         # Of what is pruned now, without what was dropped in this exchange: grown back by the gradient.
         masks = {param: local(mask) for param, mask in self.masks().items()}
         sizes = [local(param.detach()).abs() for param in self.params]
         size = WOKEN * min((kept.min().item() for each in sizes if len(kept := each[each > 0])), default=0.0)
-        together = [[i] for i in range(len(self.params))] if self.scope == "layer" else [range(len(self.params))]
-        for part in together:
+        for part in self._together(range(len(self.params))):
             params = [self.params[i] for i in part]
             scores = []
             for i, param in zip(part, params):
@@ -330,13 +358,17 @@ class GradualPruning:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
 
 
-def _as_mask(param: Tensor, mask: Tensor | None) -> Tensor:
-    """A mask that lies as the parameter does, of `mask`, whole or sharded."""
-    own = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
-    if mask is not None:
-        part = local(mask) if is_sharded(mask) else through_whole(param, mask.to(param.device), back=True)
-        local(own).copy_(part)
-    return own
+def _begin(optimizer: MirrorOptimizer) -> None:
+    """Make all states of a first step. A mask alone would look as if they were there to those who make them before they
+    load, such as torch.distributed.checkpoint."""
+    for group in optimizer.param_groups:
+        bare = [param for param in group["params"] if param.grad is None and param.requires_grad]
+        for param in bare:
+            param.grad = torch.zeros_like(param)
+        lists = ([] for _ in range(6 + optimizer._state_columns))
+        optimizer._init_group(group, optimizer._use_fused(group), *lists)
+        for param in bare:
+            param.grad = None
 
 
 def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
@@ -366,6 +398,13 @@ def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[
         )
     for name, param in found:
         check_has_values(name, param)
+    made = next((name for name, _ in found if "parametrizations." in name), None)
+    if made is not None:
+        warnings.warn(
+            f"{made} is pruned, but zeros of it need not be zeros of the weight that is made of it: remove the "
+            "parametrization, or leave it out of params.",
+            stacklevel=3,
+        )
     if not found:
         raise AttsvmError(
             f"GradualPruning found no {'query, key or value ' * (structure == 'head')}matrix to prune: make the "

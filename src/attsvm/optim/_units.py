@@ -76,7 +76,7 @@ def _two_of_four(param: Tensor) -> Unit:
 def _rows(param: Tensor) -> Unit:
     def scores(masks: Masks) -> Tensor:
         stays = None if masks[0] is None else local(masks[0]).flatten(1).any(1)
-        return _scored(local(param).float().flatten(1).square().mean(1).sqrt(), stays)
+        return _scored(local(param).abs().float().flatten(1).square().mean(1).sqrt(), stays)
 
     def masks(stays: Tensor) -> Sequence[Tensor]:
         return (stays.view(-1, *[1] * (param.ndim - 1)).expand(local(param).shape),)
@@ -111,7 +111,7 @@ def _layer_of_heads(layer: list[Heads], heads: int) -> Unit:
     size = sum(param.numel() for param in params) // heads
 
     def scores(masks: Masks) -> Tensor:
-        sums = [found.blocks().float().square().sum((0, 2)) for found in layer]
+        sums = [found.blocks().abs().float().square().sum((0, 2)) for found in layer]
         score, stays = (torch.stack(sums).sum(0) / size).sqrt(), None
         if not any(mask is None for mask in masks):
             kept = [found._replace(weight=mask).blocks().any((0, 2)) for found, mask in zip(layer, masks)]
@@ -170,10 +170,12 @@ def smallest(
     return marks
 
 
-def root_mean_square(params: Sequence[Tensor], sharded: bool) -> Tensor:
-    """The root mean square of all entries, zeros included."""
-    parts = [local(param).float() for param in params]
+def relative(scores: Tensor, params: Sequence[Tensor], sharded: bool) -> Tensor:
+    """Scores in units of the root mean square of all entries, zeros included; what is 0 stays the first, also where all
+    is 0."""
+    parts = [local(param).abs().float() for param in params]
     sums = torch.stack([torch.stack([part.square().sum(), part.new_tensor(part.numel())]) for part in parts]).sum(0)
     if sharded:
         dist.all_reduce(sums)
-    return (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    size = (sums[0] / sums[1]).sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(scores > _LEAST, scores / size, scores)
