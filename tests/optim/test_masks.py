@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_task import DEVICES, MAKERS, fit, network, same
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from attsvm.errors import AttsvmError
 from attsvm.native import compiler
@@ -357,3 +358,14 @@ def test_an_optimizer_with_masks_can_be_copied():
         fit(m, o, range(2, 4))
     assert same(model, twin)
     assert not twin[0].weight.any()
+
+
+def test_a_mask_before_the_first_step_leaves_whole_states():
+    """torch.distributed.checkpoint takes a step of lr = 0 to make states only where there are none."""
+    model = network()
+    optimizer = MAKERS["adam"](model.parameters())
+    optimizer.set_mask(model[0].weight, torch.zeros(16, 8))
+    states = get_optimizer_state_dict(model, optimizer)["state"]
+    assert {*states} == {name for name, _ in model.named_parameters()}
+    assert all({"exp_avg", "exp_avg_sq", "step"} <= {*state} for state in states.values())
+    assert all(param.grad is None for param in model.parameters())

@@ -262,6 +262,8 @@ class MirrorOptimizer(Optimizer, ABC):
             raise AttsvmError(f"a mask must be a tensor of shape {tuple(param.shape)}, but got {describe(mask)}.")
         if mask.shape != param.shape:
             raise AttsvmError(f"a mask must have its parameter's shape {tuple(param.shape)}, not {tuple(mask.shape)}.")
+        if not any(self.state.values()):
+            self._make_states()
         if MASK not in state:
             state[MASK] = torch.empty_like(param, dtype=torch.bool, memory_format=torch.preserve_format)
         state[MASK].copy_(mask != 0)
@@ -269,6 +271,17 @@ class MirrorOptimizer(Optimizer, ABC):
             self._watch.release(local(state[MIRROR]))
         values = [param.detach(), *(v for name, v in state.items() if name != MASK and v.shape == param.shape)]
         zero_pruned([local(state[MASK])], *([local(value)] for value in values))
+
+    def _make_states(self) -> None:
+        """Make all states of a first step. A mask alone would look as if they were there to those who make them before
+        they load, such as torch.distributed.checkpoint."""
+        for group in self.param_groups:
+            bare = [param for param in group["params"] if param.grad is None and param.requires_grad]
+            for param in bare:
+                param.grad = torch.zeros_like(param)
+            self._init_group(group, self._use_fused(group), *([] for _ in range(6 + self._state_columns)))
+            for param in bare:
+                param.grad = None
 
     @torch.no_grad()
     def resync(self) -> None:

@@ -282,8 +282,6 @@ class GradualPruning:
             self._masks[param] = mask
             self._apply(param)
         else:
-            if not self._mirror.state:
-                _begin(self._mirror)
             self._mirror.set_mask(param, mask)
 
     @torch.no_grad()
@@ -356,19 +354,6 @@ class GradualPruning:
         theta = self.optimizer.state[param].get(MIRROR)
         if theta is not None:
             local(theta).copy_(torch.where(back, mirror_of(weight, p), local(theta)))
-
-
-def _begin(optimizer: MirrorOptimizer) -> None:
-    """Make all states of a first step. A mask alone would look as if they were there to those who make them before they
-    load, such as torch.distributed.checkpoint."""
-    for group in optimizer.param_groups:
-        bare = [param for param in group["params"] if param.grad is None and param.requires_grad]
-        for param in bare:
-            param.grad = torch.zeros_like(param)
-        lists = ([] for _ in range(6 + optimizer._state_columns))
-        optimizer._init_group(group, optimizer._use_fused(group), *lists)
-        for param in bare:
-            param.grad = None
 
 
 def _prunable(optimizer: Optimizer, params: Any, structure: str | None) -> list[tuple[str, Tensor]]:
