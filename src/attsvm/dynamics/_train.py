@@ -180,18 +180,28 @@ def train(
 
     saved = time.monotonic()
 
-    def save_sometimes() -> None:
+    def save() -> None:
         nonlocal saved
-        if checkpoint is not None and (asked.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS):
+        if checkpoint is not None:
             trajectory([*run.rows, (run.step, run.measure(record))]).save(checkpoint)
             saved = time.monotonic()
+
+    def pause() -> None:
         asked.obey()
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save()
 
     with progress_bar(progress, state.step, steps) as report, asked_to_stop(checkpoint is not None) as asked:
-        run.until([k for k in planned if k >= state.step], record, settings["stop"], report, save_sometimes)
-        result = trajectory(run.rows)
-        if checkpoint is not None:
-            result.save(checkpoint)
+        try:
+            run.until([k for k in planned if k >= state.step], record, settings["stop"], report, pause)
+            result = trajectory(run.rows)
+            if checkpoint is not None:
+                result.save(checkpoint)
+        except BaseException as end:
+            if not isinstance(end, Exception):  # an interrupt, wherever it came from
+                run.back()
+                save()
+            raise
         asked.obey()
     return result
 
