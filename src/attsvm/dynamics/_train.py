@@ -308,8 +308,8 @@ def _check_memory(shapes: Shapes, data: TokenData) -> None:
     if free is not None and needed > free:
         sizes = " and ".join(f"{name} of {rows} × {columns}" for name, (rows, columns) in shapes.items())
         raise AttsvmError(
-            f"training {sizes} in {data.B} trials takes {needed / 1e9:.3g} GB of memory or more, but {free / 1e9:.3g} GB "
-            "are free: take fewer trials or dimensions, or factors K and Q of a small width."
+            f"training {sizes} in {data.B} trials takes {needed / 1e9:.3g} GB of memory or more, but "
+            f"{free / 1e9:.3g} GB are free: take fewer trials or dimensions, or factors K and Q of a small width."
         )
 
 
