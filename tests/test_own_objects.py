@@ -413,6 +413,8 @@ def test_what_a_rule_returns_is_checked(data: TokenData) -> None:
         (rule(step=lambda _, state, *__: {"W": state["W"]}), "but got a dict of W"),
         (rule(step=lambda _, state, *__: state | {"W": 3}), "step, for W, must return a tensor .* but got int 3"),
         (rule(step=lambda _, state, *__: state | {"W": state["W"][0]}), "step, for W, must return a tensor of shape"),
+        (rule(step=lambda _, state, G, eta: {x: state[x].sub_(eta) for x in state}), "but it changed it in place"),
+        (rule(step=lambda _, state, *__: state.update(W=state["W"] + 1) or state), "but it changed it in place"),
         (rule(weights=lambda *_: None), r"weights must return a tensor of shape \(6, 6, 32\), but got NoneType"),
         (rule(weights=lambda _, state: state["W"][0]), "weights must return a tensor of shape"),
         (rule(limit=lambda _: "round"), "'round' is not a geometry"),

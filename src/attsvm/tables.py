@@ -236,7 +236,8 @@ def _read_file(path: Path, text: str, encoding: str) -> pa.Table:
         raise AttsvmError("tables need pyarrow: pip install 'attsvm[text]'.") from error
     try:
         if path.suffix.lower() == ".parquet":
-            return parquet.read_table(path)
+            with parquet.ParquetFile(path) as file:  # parquet.read_table fails on two columns of one name
+                return file.read()
         return _read_lines(path, encoding) if is_json_lines(path) else _read_csv(path, text, encoding)
     except (pa.ArrowException, UnicodeError, LookupError, OSError, text_csv.Error) as error:
         reason = _one_line(error)

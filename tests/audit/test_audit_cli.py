@@ -165,30 +165,31 @@ def test_checkpoints_along_training(folder: Path, type_in: Callable[..., str]) -
     assert "run also holds a model of its own, which is not audited" in said
 
 
-def test_own_runs_of_texts_and_images(folder: Path, type_in: Callable[..., str]) -> None:
+def test_own_runs_are_audited_on_what_they_were_trained_on(folder: Path, type_in: Callable[..., str]) -> None:
     sizes = {"layers": 1, "heads": 2, "width": 8, "hidden": 8, "epochs": 1, "lr": 1e-3, "optimizer": "adam"}
     small = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    for kind, heads in (("synthetic", 2), ("tiny-images", 2)):
-        type_in("transformer", "fit", kind, "--out", f"own-{kind}", *small, "--quiet")
-        out = f"audit-{kind}"
-        type_in(
-            "audit",
-            f"own-{kind}",
-            "--texts",
-            kind,
-            "--limit",
-            "6",
-            "--batch",
-            "4",
-            "--norms",
-            "",
-            "--out",
-            out,
-            "--quiet",
-        )
+    gpt = ("--model", "gpt", "--length", "4")
+    words = ("--tokenizer", "model/tokenizer.json", "--test", "0.4")
+    type_in("transformer", "tokens", "texts.txt", *gpt, *words, "--out", "unlabelled.npz")
+    type_in("transformer", "tokens", "tiny-images", "--out", "large.npz")  # 48 by 48
+    few = ("--limit", "6", "--batch", "4", "--norms", "", "--quiet")
+    kinds = ("synthetic", ()), ("tiny-images", ()), ("unlabelled.npz", gpt), ("large.npz", ())
+    for source, model in kinds:
+        run, out = f"own-{source}", f"audit-{source}"
+        type_in("transformer", "fit", source, *model, "--out", run, *small, "--quiet")
+        type_in("audit", run, "--texts", source, *few, "--out", out)
         facts = json.loads((folder / out / "audit.json").read_text())
-        assert len(facts["heads"]) == heads
-        assert kind == "synthetic" or {head["queries"] for head in facts["heads"]} == {6}  # of a class token each
+        assert len(facts["heads"]) == 2
+        images = source in ("tiny-images", "large.npz")
+        assert not images or {head["queries"] for head in facts["heads"]} == {6}  # of a class token each
+    type_in("audit", "own-large.npz", "--texts", "tiny-images", *few, "--out", "scaled")
+    for source, other, words in (
+        ("synthetic", "tiny-images", "must be what own-synthetic was trained on, texts"),
+        ("tiny-images", "synthetic", "must be what own-tiny-images was trained on, images"),
+        ("tiny-images", "texts.txt", "own-tiny-images is a model of images"),
+    ):
+        assert words in type_in("audit", f"own-{source}", "--texts", other, "--out", "x", "--quiet", fails=True)
+        assert not (folder / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,11 @@ def test_whole_floats_are_whole_numbers(tmp_path: Path) -> None:
 
 def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("text,label,label\na,0,1\nb,1,0\n")
-    with pytest.raises(AttsvmError, match="more than one column 'label'"):
-        read_texts(tmp_path / "twice.csv")
+    columns = [["a", "b"], [0, 1], [1, 0]]
+    pq.write_table(pa.table(columns, names=["text", "label", "label"]), tmp_path / "twice.parquet")
+    for name in ("twice.csv", "twice.parquet"):
+        with pytest.raises(AttsvmError, match="more than one column 'label'"):
+            read_texts(tmp_path / name)
 
 
 def test_encoding(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_what_cannot_be_split_is_said(tokenizer: Path, tmp_path: Path) -> None:
         (parted, {"test": 0.1}, "test is for tables without a column split, but .* has one: leave it out"),
         ("synthetic", {"test": 0.1}, "but synthetic is neither: leave it out"),
         (tmp_path / "rows.csv.gz", {"test": 0.1}, "rows.csv.gz is neither: leave it out"),
-        (long, gpt, "test = 0.1 of 1 windows of 512 tokens is none"),
+        (long, gpt, "test = 0.1 of 1 windows of 512 tokens is none: .* or a smaller length"),
         (long, {"test": 0.1}, r"has no labels: a .txt is for a language model \(--model gpt\)"),
         (long, {"next_tokens": True}, "say which share of the text is the test split"),
         (long, gpt | {"length": 1}, "length must be a whole number at least 2"),

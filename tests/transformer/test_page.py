@@ -304,7 +304,7 @@ def test_the_page(pieces: Path, tokenizer: Path, tmp_path: Path) -> None:
         ([str(tmp_path / "empty.json")], "but it has none"),
         ([str(tmp_path / "none.json")], "cannot be read as the result of a run: No such file"),
         ([str(one), "--best"], "--best is for folders of transformer fit"),
-        ([str(tmp_path / "nowhere"), "--tokenizer", str(tokenizer)], "is not a file"),
+        ([str(tmp_path / "nowhere"), "--tokenizer", str(tokenizer)], "holds no run of attsvm transformer fit"),
     ):
         with pytest.raises(AttsvmError, match=message):
             raise CliRunner().invoke(app, ["attention", *arguments, "--out", str(page)]).exception

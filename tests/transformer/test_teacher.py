@@ -139,7 +139,7 @@ def test_the_command_learns_from_a_run(tmp_path: Path) -> None:
     load_model(tmp_path / "sparse")
     for more, message in (
         (["--distil", "0.3"], "name one with --teacher"),
-        (["--teacher", str(tmp_path / "none")], "is not a file"),
+        (["--teacher", str(tmp_path / "none")], "holds no run of attsvm transformer fit"),
         (["--teacher", str(tmp_path / "dense"), "--distil", "0"], "needs settings.distil"),
         (["--teacher", str(tmp_path / "dense"), "--model", "classifier"], "cannot answer what this data asks"),
     ):

@@ -87,14 +87,15 @@ def audit_command(
     if prune is not None and bits is not None:
         raise AttsvmError("--prune and --bits are two changes of the weights: ask for one of them.")
     steps = checkpoints(model)
-    if not steps and kind_of(model) != "transformer fit":
+    own = None if steps else _own(model)
+    if not steps and own is None:
         config_of(model)
     if steps and (prune, bits, flips, rule) != (None,) * 4:
         raise AttsvmError(
             f"--prune, --bits, --flips and --rule are for one model, but {model} holds checkpoints: name one of them, "
             f"such as {steps[-1][1]}."
         )
-    read, words = _texts(model, texts, tokenizer, column, limit, length, batch)
+    read, words = _texts(model, own, texts, tokenizer, column, limit, length, batch)
     settings: dict[str, Any] = {
         "length": length if words is not None else None,
         "batch": batch,
@@ -115,7 +116,7 @@ def audit_command(
             found = found_steps.audits[-1][1]
             _print(found, out, *notes, f"{len(steps)} checkpoints; over steps: {out / 'steps.html'}")
             return
-        network, note = _model(model, seed)
+        network, note = (own, []) if own is not None else _model(model, seed)
         network = network.to(device)
         found = audit(network, words, read, name=model.resolve().name, tell=tell, **settings)
     found, more = _asked(found, network, words, read, settings["length"], batch, prune, bits, flips, rule)
@@ -134,13 +135,18 @@ def _loaded(
     tell(total)
 
 
-def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
-    if kind_of(place) == "transformer fit":
-        from attsvm.transformer import load_model
+def _own(place: Path) -> nn.Module | None:
+    """The model of a run of transformer fit."""
+    from attsvm.transformer import load_model
 
-        return load_model(place), []
+    return load_model(place) if kind_of(place) == "transformer fit" else None
+
+
+def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
     from attsvm.auditing import load_hugging_face
 
+    if (own := _own(place)) is not None:
+        return own, []
     network, random = load_hugging_face(place, seed)
     if len(random) <= 2:
         names = " and ".join(random)
@@ -150,25 +156,40 @@ def _model(place: Path, seed: int) -> tuple[nn.Module, list[str]]:
 
 
 def _texts(
-    model: Path, source: str, tokenizer: Path | None, column: str, limit: int, length: int | None, batch: int
+    model: Path,
+    own: nn.Module | None,
+    source: str,
+    tokenizer: Path | None,
+    column: str,
+    limit: int,
+    length: int | None,
+    batch: int,
 ) -> tuple[list[Any], Any]:
-    """Texts and their tokenizer; or token numbers; or batches of images, without one."""
+    """Texts and their tokenizer; or token numbers; or batches of images, without one. `own` is a model that transformer
+    fit has trained."""
     from attsvm.auditing import checkpoints, has_tokenizer, load_tokenizer, reads_images
+    from attsvm.models import GPT, ViT
     from attsvm.tables import FORMATS, read_texts
 
     if source in ("synthetic", "tiny-images") or source.endswith(".npz"):
-        if kind_of(model) != "transformer fit":
+        if own is None:
             raise AttsvmError(f"--texts {source} is for models of transformer fit, but {model} is not one.")
         import torch
 
         from attsvm.transformer import Texts, load_data
 
-        split = load_data(source, length=length or 512).test
+        size = own.size if isinstance(own, ViT) else None
+        split = load_data(source, length=length or 512, size=size, next_tokens=isinstance(own, GPT)).test
+        if isinstance(split, Texts) == isinstance(own, ViT):
+            kind = "images" if isinstance(own, ViT) else "texts"
+            raise AttsvmError(f"--texts {source} must be what {model} was trained on, {kind}, but it is not.")
         if isinstance(split, Texts):
             rows = zip(split.tokens[:limit], split.lengths[:limit].tolist())
             return [row[:count].tolist() for row, count in rows], None
         images = torch.cat([split.take(part)[0] for part in split.batches(batch)[: -(-limit // batch)]])
         return list(images[:limit].split(batch)), None
+    if isinstance(own, ViT):
+        raise AttsvmError(f"{model} is a model of images: give --texts pixels in .npz, or tiny-images.")
     folders = [model, *(folder for _, folder in checkpoints(model))]
     if reads_images(folders[-1]):  # also where it has a tokenizer, or is given one
         raise AttsvmError(f"{model} is a model of images: give batches of them to attsvm.audit(model, None, batches).")

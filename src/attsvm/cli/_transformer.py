@@ -262,7 +262,8 @@ def tokens_command(
     length: LengthOption = 512,
     test: TestOption = 0.0,
 ) -> None:
-    """Tokenize texts once, into a compact file that transformer fit reads where no tokenizer is installed."""
+    """Tokenize texts, or unpack images, once, into a compact file that transformer fit reads where torch is all that is
+    installed."""
     from attsvm.transformer import load_data, save_data
 
     gpt = model == "gpt"

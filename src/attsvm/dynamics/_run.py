@@ -64,7 +64,11 @@ def _check_rule(rule: Rule, state: State, W: Tensor) -> None:
     """Refuse a user's rule whose `weights` or `step` return something else than weights like W, or a state."""
     check_returned(f"rule {rule.name}: weights", rule.weights(state), W.shape)
     G = torch.randn(W.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(W)
-    new: Any = rule.step(state, Gradient(G, torch.zeros_like(W[0, 0])), W.new_tensor(0.1))
+    given = {key: old.clone() for key, old in state.items()}
+    new: Any = rule.step(given, Gradient(G, torch.zeros_like(W[0, 0])), W.new_tensor(0.1))
+    same = (torch.equal(given[key].nan_to_num(), old.nan_to_num()) for key, old in state.items())
+    if given.keys() != state.keys() or not all(same):
+        raise AttsvmError(f"rule {rule.name}: step must leave the state it gets as it is, but it changed it in place.")
     if not isinstance(new, dict) or new.keys() != state.keys():
         raise AttsvmError(
             f"rule {rule.name}: step must return a state like that of start, a dict of {', '.join(state)}, but got "
@@ -89,10 +93,11 @@ class Run:
     ) -> None:
         self.data, self.method, self.schedules = data, method, schedules
         self.limit, self.stepper, self.batches = limit, stepper, batches
-        self.step, self.segment = state.step, 100
+        self.step, self.segment = state.step, 1
         self.direction = state.direction
         self.rows: list[Row] = []
         self.chunks = [self._chunk(trials, state) for trials in chunks(data)]
+        self._keep()
 
     def _chunk(self, trials: Tensor, state: TrainState) -> _Chunk:
         states = {
@@ -153,6 +158,16 @@ class Run:
     def _direction(self) -> Tensor:
         return Frobenius().unit(self.measure(["W"])["W"])
 
+    def _keep(self) -> None:
+        self._kept = self.step, self.direction, len(self.rows), [chunk.states for chunk in self.chunks]
+
+    def back(self) -> None:
+        """To where all trials were at the same step for the last time, from wherever an interrupt ended `until`."""
+        self.step, self.direction, rows, states = self._kept
+        del self.rows[rows:]
+        for chunk, state in zip(self.chunks, states):
+            chunk.states = state
+
     def _advance(self, target: int, report: Callable[[float], None], pause: Callable[[], None]) -> None:
         while self.step < target:
             start, last = time.monotonic(), min(target, self.step + self.segment)
@@ -170,6 +185,7 @@ class Run:
             each = (time.monotonic() - start) / (last - self.step)
             self.segment = max(1, min(SEGMENT, 2 * self.segment, int(SECONDS / max(each, 1e-9))))
             self.step = last
+            self._keep()
             pause()
 
     def _rates(self, last: int) -> Iterator[tuple[Blocks, Blocks]]:

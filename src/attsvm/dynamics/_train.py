@@ -1,5 +1,6 @@
 """Train attention for a batch of trials and record what happens."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from attsvm.files import PathLike, as_texts, clear_leftovers, is_file
 from attsvm.geometry import Frobenius, Geometry, Nuclear, check_mirror, check_norm, is_own, parse_geometry
 from attsvm.identity import check_same_run, flat
 from attsvm.interrupts import asked_to_stop
+from attsvm.memory import free_bytes
 from attsvm.named import facts_of
 from attsvm.objective import Loss, as_loss, check_loss
 from attsvm.progress import progress_bar
@@ -115,6 +117,7 @@ def train(
     grows = any(schedule.grows for schedule in schedules.values())
     method = Method(rule, as_loss(loss), grows, as_real("ridge", ridge, least=0), as_count("heads", heads))
     shapes = block_shapes(data, names, m, heads)
+    _check_memory(shapes, data)
     _check_norms(limit, rule, shapes, data)
     check_loss(method.loss, data, trains_head="v" in names)
     planned = plan(at, 0, steps)
@@ -180,18 +183,28 @@ def train(
 
     saved = time.monotonic()
 
-    def save_sometimes() -> None:
+    def save() -> None:
         nonlocal saved
-        if checkpoint is not None and (asked.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS):
+        if checkpoint is not None:
             trajectory([*run.rows, (run.step, run.measure(record))]).save(checkpoint)
             saved = time.monotonic()
+
+    def pause() -> None:
         asked.obey()
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            save()
 
     with progress_bar(progress, state.step, steps) as report, asked_to_stop(checkpoint is not None) as asked:
-        run.until([k for k in planned if k >= state.step], record, settings["stop"], report, save_sometimes)
-        result = trajectory(run.rows)
-        if checkpoint is not None:
-            result.save(checkpoint)
+        try:
+            run.until([k for k in planned if k >= state.step], record, settings["stop"], report, pause)
+            result = trajectory(run.rows)
+            if checkpoint is not None:
+                result.save(checkpoint)
+        except BaseException as end:
+            if not isinstance(end, Exception):  # an interrupt, wherever it came from
+                run.back()
+                save()
+            raise
         asked.obey()
     return result
 
@@ -286,6 +299,18 @@ def _limit_and_rule(
         return parse_geometry(geometry), rule
     # Nothing is known of factors but what gradient descent does to them.
     return (Nuclear() if parameterization == "KQ" else limit_of(rule) or Frobenius()), rule
+
+
+def _check_memory(shapes: Shapes, data: TokenData) -> None:
+    """Refuse weights that do not fit here three times: before a step, their gradient, and after it."""
+    numbers = data.B * sum(math.prod(shape) for shape in shapes.values())
+    free, needed = free_bytes(data.device), 3 * data.X.element_size() * numbers
+    if free is not None and needed > free:
+        sizes = " and ".join(f"{name} of {rows} × {columns}" for name, (rows, columns) in shapes.items())
+        raise AttsvmError(
+            f"training {sizes} in {data.B} trials takes {needed / 1e9:.3g} GB of memory or more, but "
+            f"{free / 1e9:.3g} GB are free: take fewer trials or dimensions, or factors K and Q of a small width."
+        )
 
 
 def _check_norms(limit: Geometry, rule: Rule, shapes: Shapes, data: TokenData) -> None:

@@ -59,7 +59,7 @@ class ViT(nn.Module):
         layers, hidden = as_count("layers", layers), as_count("hidden", hidden)
         dropout = as_share("dropout", dropout)
         check_heads(width, heads)
-        self.patch = patch
+        self.size, self.patch = size, patch
         self.embed = nn.Linear(as_count("channels", channels) * patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, 1 + (size // patch) ** 2, width))

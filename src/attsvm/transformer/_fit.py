@@ -366,8 +366,10 @@ def load_model(folder: str | Path, *, best: bool = False, tokenizer: str = "") -
         tokenizer: digest of a vocabulary, as :func:`encode_probes` gives it; a run known to have another is refused.
     """
     path, other = Path(folder) / (BEST if best else CHECKPOINT), Path(folder) / BEST
-    if best and not path.is_file() and (Path(folder) / CHECKPOINT).is_file():
-        raise AttsvmError(f"{path} is not a file: this run has no epoch yet whose weights could be kept.")
+    if not path.is_file():
+        early = f"{path} is not a file: this run has no epoch yet whose weights could be kept."
+        there = (Path(folder) / CHECKPOINT).is_file()
+        raise AttsvmError(early if there else f"{folder} holds no run of attsvm transformer fit.")
     tensors, described = read_run(path)
     theirs = described.get("tokenizer", "")
     if tokenizer and theirs and tokenizer != theirs:

@@ -141,11 +141,11 @@ def _both(found: list[tuple[list[_T], np.ndarray]], test: float) -> list[tuple[l
     return [([row for row, own in zip(rows, held == kept) if own], labels[held == kept]) for kept in (False, True)]
 
 
-def _held_out(n: int, test: float, what: str) -> np.ndarray:
+def _held_out(n: int, test: float, what: str, more: str = "more of them") -> np.ndarray:
     """Which of n rows or windows, evenly spaced, are the test split."""
     held = np.diff(np.floor(np.arange(n + 1) * test)) > 0
     if not held.any():
-        raise AttsvmError(f"test = {test:g} of {n} {what} is none: take a larger share, or more of them.")
+        raise AttsvmError(f"test = {test:g} of {n} {what} is none: take a larger share, or {more}.")
     return held
 
 
@@ -172,7 +172,8 @@ def _long_text(path: Path, tokenizer: str | Path | None, length: int, kind: type
     codes = encodings(opened, lines, special_tokens=False)
     ids = np.fromiter((token for code in codes for token in code.ids), np.int32)
     windows = [ids[start : start + length] for start in range(0, len(ids) - 1, step)]
-    cut = len(windows) - int(_held_out(len(windows), test, f"windows of {length} tokens").sum())
+    held = _held_out(len(windows), test, f"windows of {length} tokens", "a longer text, or a smaller length")
+    cut = len(windows) - int(held.sum())
     parts = (windows[:cut], windows[cut:])
     return _of_tokens([_ragged(part, np.zeros(len(part), np.int64), kind) for part in parts], 1, opened)
 
