@@ -72,6 +72,27 @@ def test_a_refused_command_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["solve", "nowhere.npz", "--out"],
+        ["report", "nowhere", "--out"],
+        ["text", "predict", "nowhere", "nowhere.csv", "--out"],
+        ["text", "words", "nowhere", "--out"],
+        ["text", "explain", "nowhere", "good", "--html"],
+        ["transformer", "tokens", "nowhere.parquet", "--out"],
+        ["transformer", "attention", "nowhere", "--out"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(command: list[str], tmp_path: Path) -> None:
+    code, output = said(*command, tmp_path / "missing" / "file")
+    told = (
+        f"{command[-1]} {tmp_path / 'missing' / 'file'} cannot be written: there is no folder {tmp_path / 'missing'}."
+    )
+    assert (code, output) == (1, told)
+    assert said(*command, tmp_path) == (1, f"{command[-1]} {tmp_path} cannot be written: it is a folder.")
+
+
 def test_hints() -> None:
     assert "did you mean svm-fig7?" in said("reproduce", "svm-fg7")[1]
     code, output = said("reproduce", "svm-fig7", "--quik")

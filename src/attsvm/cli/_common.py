@@ -35,6 +35,20 @@ def check_folder(out: Path) -> None:
         raise AttsvmError(f"--out {out} cannot be made: no permission to write in {there}.")
 
 
+def check_file(out: Path | None, option: str = "--out") -> None:
+    """The same of a file."""
+    if out is None:
+        return
+    folder = Path(os.path.realpath(out)).parent
+    for wrong, why in (
+        (out.is_dir(), "it is a folder"),
+        (not folder.is_dir(), f"there is no folder {folder}"),
+        (not os.access(folder, os.W_OK), f"no permission to write in {folder}"),
+    ):
+        if wrong:
+            raise AttsvmError(f"{option} {out} cannot be written: {why}.")
+
+
 @contextmanager
 def resumable(out: Path) -> Iterator[None]:
     """Who interrupts this block reads that the run is kept, if it is."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attsvm.cli._common import console
+from attsvm.cli._common import check_file, console
 
 if TYPE_CHECKING:
     from attsvm.experiments import Experiment
@@ -32,6 +32,7 @@ def report_command(
     from attsvm.experiments import load_experiments
     from attsvm.report import export_figures, gather, write_report
 
+    check_file(out)
     own = [experiment for file in experiments or [] for experiment in load_experiments(file)]
     sections = gather(runs, own)
     output = console()

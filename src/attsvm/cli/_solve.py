@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import AsJson, DataFile, Device, console
+from attsvm.cli._common import AsJson, DataFile, Device, check_file, console
 from attsvm.errors import AttsvmError
 from attsvm.files import checked_path, is_file
 
@@ -54,6 +54,7 @@ def solve_command(
     from attsvm.svm import att_svm, solve
 
     geometry = parse_geometry(norm)
+    check_file(out)
     if out is not None:
         checked_path(out)
         if out.resolve() == data.resolve():

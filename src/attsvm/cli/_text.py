@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attsvm.cli._common import check_folder, console
+from attsvm.cli._common import check_file, check_folder, console
 from attsvm.errors import AttsvmError
 from attsvm.files import is_file
 from attsvm.identity import check_kind
@@ -155,6 +155,7 @@ def predict_command(
 
     from attsvm import tables
 
+    check_file(out)
     classifier = _load(model)
     names = [text or classifier.text_column_ or "text", text or "text"]
     table = tables.read_table(source, text=names[0], encoding=encoding, split=split)
@@ -193,6 +194,7 @@ def explain_command(
     label: Annotated[str | None, typer.Option(help="Class to explain; the predicted one if not given.")] = None,
 ) -> None:
     """Which words of a text speak for its class, and which against."""
+    check_file(html, "--html")
     classifier = _load(model)
     if texts == ["-"]:
         texts = [line.rstrip("\n") for line in sys.stdin]
@@ -218,6 +220,7 @@ def words_command(
     out: Annotated[Path | None, typer.Option(help="Table to write, with every word.")] = None,
 ) -> None:
     """The words that speak most for each class: importance, direction, how many texts have them."""
+    check_file(out)
     words = _load(model).words_
     table = Table("class", "word", "importance", "direction", "texts")
     for column in table.columns[2:]:

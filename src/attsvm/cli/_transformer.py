@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from attsvm.cli import INCOMPLETE
-from attsvm.cli._common import Device, RunFolder, console, resumable
+from attsvm.cli._common import Device, RunFolder, check_file, console, resumable
 from attsvm.errors import AttsvmError
 from attsvm.interrupts import asked_to_stop
 from attsvm.progress import Tell, progress_bar
@@ -266,6 +266,7 @@ def tokens_command(
     installed."""
     from attsvm.transformer import load_data, save_data
 
+    check_file(out)
     gpt = model == "gpt"
     loaded = load_data(data, tokenizer=tokenizer, length=length, next_tokens=gpt, test=test)
     _refuse_unused(context, data, "text" if gpt else loaded.kind)
@@ -300,6 +301,7 @@ def attention_command(
         write_attention_page,
     )
 
+    check_file(out)
     probes, reviews = None if tokenizer is None else encode_probes(tokenizer), pivotal_reviews()
     synthetic = 0
     found: dict[str, Any] = {}
