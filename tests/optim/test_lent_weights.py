@@ -158,24 +158,19 @@ def test_edits_hold_wherever_a_weight_lies(place: Callable, form: dict) -> None:
     torch.testing.assert_close(w.detach(), torch.full(SHAPE, 0.25))
 
 
-@forms
-def test_who_may_have_written_is_looked_at_and_trusted_again_later(form: dict, looked: list) -> None:
+@pytest.mark.parametrize("foreach", [True, False])
+def test_who_may_have_written_is_looked_at_and_trusted_again_later(foreach: bool, looked: list) -> None:
     w = weight()
-    optimizer = MirrorAdam([w], lr=1e-2, p=1.75, **form)
-    step(optimizer, w)
-    step(optimizer, w)
-    assert not looked
-    w.data_ptr()  # an address to write to
-    step(optimizer, w)
-    assert looked
-    for _ in range(_edits.APART):
+    optimizer = MirrorAdam([w], lr=1e-2, p=1.75, foreach=foreach)
+
+    def looks() -> bool:
         looked.clear()
         step(optimizer, w)
-    assert looked or form.get("fused")  # the kernel itself takes signatures
-    step(optimizer, w)
-    looked.clear()
-    step(optimizer, w)
-    assert not looked
+        return bool(looked)
+
+    assert [looks() for _ in range(3)] == [True, False, False]
+    w.data_ptr()  # an address to write to
+    assert [looks() for _ in range(_edits.APART + 4)] == [*[True] * (_edits.APART + 2), False, False]
 
 
 @forms

@@ -373,7 +373,7 @@ class MirrorOptimizer(Optimizer, ABC):
 
     def _mirror(self, param: Tensor, weight: Tensor, p: float, versions: dict[int, int], by_kernel: bool) -> Tensor:
         """The local θ of a parameter whose local part is `weight`; made from the weights on the first step. The kernel
-        for a CPU compares by itself what is not lent."""
+        for a CPU compares by itself."""
         state = self.state[param]
         new = MIRROR not in state
         if new:
@@ -381,12 +381,12 @@ class MirrorOptimizer(Optimizer, ABC):
             local(state[MIRROR]).copy_(_checked_mirror(weight, p))
         theta = local(state[MIRROR])
         compared = (by_kernel and compares(inverse_exponent(p))) or torch.compiler.is_compiling()
-        unsure = None if compared else self._watch.take_back(weight, theta, by_kernel)
-        if new or (versions.get(id(param)) == weight._version and not unsure):
+        known = not compared and self._watch.take_back(weight, theta, by_kernel)
+        if new or versions.get(id(param)) == weight._version:
             return theta
         # Somebody changed the weight or p, or the state was loaded: where θ no longer means it, the weight wins.
         edited = self._forget(param, p)
-        if by_kernel and not edited and not unsure:
+        if (by_kernel or known) and not edited:
             return theta
         if not capturing(weight):
             same = means(theta, weight, p)

@@ -49,22 +49,22 @@ def chunks(
     written and has no value before. With `gathered`, on a CPU only so many columns are put together: a row of several
     parts has no others. `watch` sees the weights before and after they are stepped, at p.
     """
-    kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any, bool], list[Row]] = {}
+    kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, Any, Watch | None, Watch | None], list[Row]] = {}
     for i, row in enumerate(zip(params, mirrors, rests, grads, *states)):
         key = None if keys is None else keys[i]
-        watched = watch if row[0] is not row[1] and not (watch and watch.lends(row[1])) else None
+        watched = None if row[0] is row[1] else watch
+        looks, signs = (watched, watched) if watched is None else watched.duties(row[1])
         if alone:
-            if watched is not None:
-                watched.before([row], row[0], p)
+            if looks is not None:
+                looks.before([row], row[0], p)
             elif torch.compiler.is_compiling():  # every entry is compared
                 follow([row[0]], [row[1]], [row[2]], p)
             yield Chunk(key, row, [row], NO_SCRATCH)
-            if watched is not None:
-                watched.after([row], row[0])
+            if signs is not None:
+                signs.after([row], row[0])
             continue
-        kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key, watched is None), []).append(row)
-    for (device, _, _, key, unwatched), rows in kinds.items():
-        watched = None if unwatched else watch
+        kinds.setdefault((row[0].device, row[0].dtype, row[3].dtype, key, looks, signs), []).append(row)
+    for (device, _, _, key, looks, signs), rows in kinds.items():
         on_cpu = device.type == "cpu"
         limit = min(CACHED * torch.get_num_threads(), MOST) if on_cpu else GATHERED
         small = min(small, limit) if on_cpu else SMALL
@@ -72,8 +72,8 @@ def chunks(
         for parts in _parts(rows, limit, small, on_cpu):
             row = parts[0]
             weights = _flat(each[0] for each in parts) if len(parts) > 1 else []
-            if watched is not None:
-                watched.before(parts, _together(weights) if weights else row[0], p)
+            if looks is not None:
+                looks.before(parts, _together(weights) if weights else row[0], p)
             for row in _as_one(parts, weights, gathered if on_cpu else None):
                 theta = row[1]
                 if on_cpu and theta.shape != shape:
@@ -81,8 +81,8 @@ def chunks(
                     scratch = tuple(kept.view(k, theta.dtype, theta.shape) for k in range(2)) if fits else NO_SCRATCH
                     shape = theta.shape
                 yield Chunk(key, row, parts, scratch)
-            if watched is not None:
-                watched.after(parts, row[0])
+            if signs is not None:
+                signs.after(parts, row[0])
 
 
 class _Kept(threading.local):

@@ -13,7 +13,7 @@ from attsvm.optim._shards import PLAIN
 LENT = 1 << 12  # a weight of so many entries is sooner lent than summed,
 LENT_BY_KERNEL = 1 << 16  # and of so many where the kernel sums
 OWN_USERS = 2  # of the memory of a weight that nobody else looks at: itself, and who asks
-APART = 16  # steps for which a weight is not lent after somebody has written to it
+APART = 64  # steps for which a weight is not lent after somebody has written to it
 PIECES = 64
 SHORT = 2048  # so many entries are sooner copied than summed
 BLOCK, LANES = 1024, 16  # of the signatures of `_kernel.cpp`
@@ -43,6 +43,7 @@ class Watch:
     def __init__(self) -> None:
         self._left: dict[Key, Tensor] = {}
         self._before: dict[Key, Tensor] = {}  # by the last step
+        self._known: set[int] = set()  # whose weight nobody has written to since the last step
         self._lent: dict[int, Tensor] = {}  # the weights that will be, after this step
         self._twins: dict[int, Tensor] = {}
         self._old_twins: dict[int, Tensor] = {}
@@ -51,6 +52,7 @@ class Watch:
     def turn(self) -> None:
         """Before a step: what the last one did not leave is of older mirror variables, as where a parameter had no
         gradient."""
+        self._known.clear()
         self._lent.clear()
         self._before, self._left = self._left, {}
         self._old_twins, self._twins = self._twins, {}
@@ -58,26 +60,25 @@ class Watch:
     def _found(self, key: Key) -> Tensor | None:
         return self._left.get(key, self._before.get(key))
 
-    def take_back(self, weight: Tensor, theta: Tensor, by_kernel: bool) -> bool | None:
-        """Before a step writes to a weight: whether it must be compared with θ. None where signatures will tell."""
+    def take_back(self, weight: Tensor, theta: Tensor, by_kernel: bool) -> bool:
+        """Before a step writes to a weight: whether it is known that nobody has done so since the last step."""
         if weight.numel() < (LENT_BY_KERNEL if by_kernel else LENT):
-            return None
+            return False
         at = theta.data_ptr()
         twin = self._released(at)
         if twin is not None and _address(twin) == _address(weight) and twin.stride() == weight.stride():
+            self._known.add(at)
             self._lent[at] = weight
-            return False
-        if twin is not None:
-            self._apart[at] = APART
             return True
-        if self._apart.get(at, 0) > 0:
+        if twin is None and self._apart.get(at, 0) > 0:
             self._apart[at] -= 1
-            return None
-        if not _can_be_lent(weight):
+        elif twin is None and _can_be_lent(weight):
+            self._lent[at] = weight
+        else:
             self._apart[at] = APART
-            return None
-        self._lent[at] = weight
-        return True
+            if twin is not None and torch.equal(twin, weight):  # somebody only asked for an address to write to
+                self._known.add(at)
+        return at in self._known
 
     def release(self, theta: Tensor) -> None:
         """Keep no twin of a weight: who writes to it then copies nothing."""
@@ -86,8 +87,10 @@ class Watch:
     def _released(self, at: int) -> Tensor | None:
         return self._twins.pop(at, None) if at in self._twins else self._old_twins.pop(at, None)
 
-    def lends(self, theta: Tensor) -> bool:
-        return theta.data_ptr() in self._lent
+    def duties(self, theta: Tensor) -> tuple["Watch | None", "Watch | None"]:
+        """Who looks at a weight before the step, and who signs it afterwards."""
+        at = theta.data_ptr()
+        return None if at in self._known else self, None if at in self._lent else self
 
     def lend(self) -> None:
         """After a step."""
@@ -97,8 +100,8 @@ class Watch:
 
     def sums(self, theta: Tensor) -> Tensor:
         """Where the fused step on a CPU, which takes them itself, keeps the signatures of a weight's blocks; nothing
-        for a lent one."""
-        if self.lends(theta):
+        for a weight that is known."""
+        if theta.data_ptr() in self._known:
             return torch.empty(0, dtype=torch.int32, device="cpu")
         key = (theta.data_ptr(), theta.numel(), 0)
         if (sums := self._found(key)) is None:
