@@ -206,13 +206,9 @@ class Exact:
         if any(x < 0 for x, equal in zip(lam, self.equality) if not equal):
             return ["a multiplier is negative"]
         d, e = self.problem.shape
-        U = [[Fraction(0)] * e for _ in range(d)]
-        for q, z in enumerate(self.z):
-            rows = range(q * self.R, (q + 1) * self.R)
-            v = [sum((lam[c] * self.a[c][i] for c in rows if self.present[c]), Fraction(0)) for i in range(d)]
-            for i in range(d):
-                for j in range(e):
-                    U[i][j] += v[i] * z[j]
+        rows = [[c for c in range(q * self.R, (q + 1) * self.R) if self.present[c]] for q in range(len(self.z))]
+        v = [[_dot([lam[c] for c in own], [self.a[c][i] for c in own]) for own in rows] for i in range(d)]
+        U = [[_dot(v[i], [z[j] for z in self.z]) for j in range(e)] for i in range(d)]
         value = sum((x * b for x, b, there in zip(lam, self.b, self.present) if there), Fraction(0))
         # lower ≤ b'λ/‖A'λ‖_*, that is ‖A'λ‖_* ≤ b'λ/lower.
         return ["b'λ/‖A'λ‖ is below lower"] if exceeds(self.norm, U, value / Fraction(lower), dual=True) else []
@@ -257,7 +253,10 @@ def _fractions(x: torch.Tensor) -> Vector:
 
 
 def _dot(a: Vector, b: Vector) -> Fraction:
-    return sum((x * y for x, y in zip(a, b) if x and y), Fraction(0))
+    """Over one denominator: a sum of fractions would be reduced after every term."""
+    terms = [(x.numerator * y.numerator, x.denominator * y.denominator) for x, y in zip(a, b) if x and y]
+    common = math.lcm(*(under for _, under in terms))
+    return Fraction(sum(over * (common // under) for over, under in terms), common)
 
 
 def _number(x: Fraction) -> Any:

@@ -15,6 +15,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded: threads that 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Else torch.compile starts processes that load torch, each two seconds, to compile a handful of kernels.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # And it compiles a file for every set of instructions that the CPU has, to see whether the compiler knows it.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -77,6 +77,17 @@ def test_step_convexity_by_its_definition(p: float, normalize: bool, kind: str) 
     torch.testing.assert_close(step_convexity(data, geometry, W, eta, normalize), naive, rtol=1e-4, atol=1e-9)
 
 
+def test_a_saturated_trial_has_the_step_convexity_that_it_has_alone() -> None:
+    """Its D_L is integrated, that of the other a difference."""
+    data = with_head(masked_data(), "linear")[[0, 1]]
+    W = random_W(data) * torch.tensor([1.0, 2000.0], dtype=torch.float64)[:, None, None]
+    for normalize in (True, False):
+        together = step_convexity(data, Lp(2), W, 0.3, normalize)
+        alone = [step_convexity(data[[b]], Lp(2), W[[b]], 0.3, normalize) for b in range(2)]
+        torch.testing.assert_close(together, torch.cat(alone), rtol=1e-9, atol=0)
+        assert (together[0] != 0).all()
+
+
 @pytest.mark.parametrize("lr", [0.1, 5.0, 500.0])
 def test_step_convexity_of_a_saturated_softmax_against_mpmath(lr: float) -> None:
     """One sample, T = 3, d = e = 1 and W = 2000: L − L_* is about e^(−2000), and a normalised step is lr."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,15 +70,6 @@ def test_batches_that_two_experiments_share_are_counted_once(tmp_path: Path) -> 
     twins = ["md-fig6", "md-fig7", "--quick", "--quiet", "--out", str(tmp_path / "rows"), "--jobs", str(folder)]
     said = CliRunner().invoke(app, twins).output
     assert said.startswith(f"{len(list(folder.glob('*.json')))} batches wait")
-
-
-def test_jobs_need_torch_and_numpy_alone() -> None:
-    """Where figures, tables and the command line cannot be imported, jobs still can, with all of the catalog."""
-    hidden = ["matplotlib", "pyarrow", "typer", "rich", "jinja2", "sklearn", "scipy", "tokenizers"]
-    imports = "import attsvm.experiments.jobs, attsvm.experiments.catalog"
-    code = f"import sys; sys.modules.update(dict.fromkeys({hidden})); {imports}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_job_is_data_and_never_code(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Which form of the step a CPU takes by default: for large groups the compiled kernel, where a compiler works."""
 
 import copy
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_script
 from small_task import MAKERS, fit, network, same
 from torch import nn
 
@@ -207,9 +206,14 @@ def test_without_a_compiler_that_works_the_step_is_foreach(name: str, launched, 
 
 
 BROKEN = """
+import os, warnings
 import torch
 from attsvm import AttsvmError
+from attsvm.native import compiler
 from attsvm.optim import MirrorAdam
+warnings.simplefilter("error")
+os.environ["CXX"] = "false"
+compiler.cache_clear()
 w = torch.nn.Parameter(torch.full((1 << 20,), 0.5))
 w.grad = torch.ones_like(w)
 optimizer = MirrorAdam([w], lr=1e-3)
@@ -231,9 +235,10 @@ else:
 """
 
 FORKED = """
-import os
+import os, warnings
 import torch
 from attsvm.optim import MirrorAdam, _fused, _native
+warnings.simplefilter("error")
 _fused.LEAST, _native.LEAST_SHARED = 1, 10
 torch.set_num_threads(2)
 def step():
@@ -253,7 +258,6 @@ assert _native._threads.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("script", [BROKEN, pytest.param(FORKED, marks=needs_compiler)], ids=["broken", "forked"])
-def test_in_a_process_of_its_own(script: str) -> None:
-    env = {**os.environ, "PYTHONWARNINGS": "error"} | ({"CXX": "false"} if script is BROKEN else {})
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+def test_in_a_process_of_its_own(script: str, tmp_path: Path) -> None:
+    done = run_script(script, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -18,7 +18,7 @@ from attsvm.geometry import Geometry
 from attsvm.objective._contract import contract
 from attsvm.objective._gradient import Attended, attend, gradients, logits, losses
 from attsvm.objective._lanes import Lanes, trial_first, trial_last
-from attsvm.objective._losses import as_loss
+from attsvm.objective._losses import Loss, as_loss
 
 NODES = 8
 """Gauss–Legendre nodes on each half of the segment of a step."""
@@ -28,8 +28,7 @@ RESOLVED = 1e-8
 
 def scaled_gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> tuple[Tensor, Tensor]:
     """G (B, d, e) and M (B,) with ∇L(W) = e^M G, G of the order of 1 (or 0)."""
-    G, M = gradients(_lanes(data), as_loss(loss), {"W": trial_last(W)})["W"]
-    return trial_first(G) / data.n, M
+    return _scaled_gradient(_lanes(data), W, as_loss(loss))
 
 
 def gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
@@ -40,7 +39,7 @@ def gradient(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
 
 def value(data: TokenData, W: Tensor, loss: Any = "logistic") -> Tensor:
     """L(W) (B,)."""
-    return losses(attend(_lanes(data), {"W": trial_last(W)}), as_loss(loss)).sum(1).mean(0)
+    return _value(_lanes(data), W, as_loss(loss))
 
 
 def curvature(data: TokenData, W: Tensor, V: Tensor, loss: Any = "logistic", shift: Tensor | None = None) -> Tensor:
@@ -49,9 +48,22 @@ def curvature(data: TokenData, W: Tensor, V: Tensor, loss: Any = "logistic", shi
     Along V, with b = X V z less its mean under s, the weights change by s′ = s b and s″ = s(b² − Σ s b²). So
     f′ = Σ s b u and f″ = Σ s b² u + ⟨o′, ∇²(Yh) o′⟩ with o′ = Σ s b x, and L″ = −ℓ′ (bend f′² − f″).
     """
-    lanes, ell = _lanes(data), as_loss(loss)
+    lanes = _lanes(data)
+    return _curvature(lanes, W, logits(lanes, {"W": trial_last(V)}), as_loss(loss), shift)
+
+
+def _scaled_gradient(lanes: Lanes, W: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    G, M = gradients(lanes, loss, {"W": trial_last(W)})["W"]
+    return trial_first(G) / len(lanes.X), M
+
+
+def _value(lanes: Lanes, W: Tensor, loss: Loss) -> Tensor:
+    return losses(attend(lanes, {"W": trial_last(W)}), loss).sum(1).mean(0)
+
+
+def _curvature(lanes: Lanes, W: Tensor, change: Tensor, ell: Loss, shift: Tensor | None) -> Tensor:
+    """`change` is that of the logits (n, K, T, B)."""
     at = attend(lanes, {"W": trial_last(W)})
-    change = logits(lanes, {"W": trial_last(V)})
     change = change - _of_top(at, change)
     mean = (at.weight * change).sum(2, keepdim=True)
     b, u = change - mean, at.delta_u - at.D
@@ -70,7 +82,7 @@ def curvature(data: TokenData, W: Tensor, V: Tensor, loss: Any = "logistic", shi
         moved_scaled = contract("ntdB,nktB->nkdB", lanes.X, scaled, lanes.small)
         turned = lanes.head.hessian(_points(at.o), _points(moved))[:, :, :, 0].movedim(0, -1)
         second = second + (lanes.Y[:, :, 0] * (turned * moved_scaled).sum(2))[:, :, None]
-    return (ell.bend(at.f) * first * first_scaled - second).sum((0, 1, 2)) / data.n
+    return (ell.bend(at.f) * first * first_scaled - second).sum((0, 1, 2)) / len(lanes.X)
 
 
 def step_convexity(
@@ -82,7 +94,8 @@ def step_convexity(
     Lemmas 13 and 14 use. A normalised step counts with its effective η, lr/‖∇L‖_*. The result is 0 where the step is 0,
     and ∞ where the step leaves the range of the dtype.
     """
-    G, M = scaled_gradient(data, W, loss)
+    lanes, ell = _lanes(data), as_loss(loss)
+    G, M = _scaled_gradient(lanes, W, ell)
     size = geometry.dual_norm(G)
     eta = lr / torch.where(size > 0, size, 1.0) if normalize else lr * M.exp()  # η in units of e^(−M)
     W_next = geometry.inverse(geometry.mirror(W) - eta[:, None, None] * G)
@@ -91,12 +104,14 @@ def step_convexity(
     V = W_next - W
     moves = (V != 0).flatten(1).any(1)
     # D_L(W⁺, W) = L(W⁺) − L(W) − ⟨∇L(W), V⟩ where that is more than rounding, else ∫₀¹ (1 − r) ⟨V, ∇²L(W + rV) V⟩ dr.
-    before, after = value(data, W, loss), value(data, W_next, loss)
+    before, after = _value(lanes, W, ell), _value(lanes, W_next, ell)
     plain = after - before - (G * V).sum((1, 2)) * M.exp()
-    bent = torch.zeros_like(size)
-    for r, weight in _graded_nodes(data, V):
-        bent += weight * (1 - r) * curvature(data, W + r[:, None, None] * V, V, loss, M)
     resolved = plain.abs() > RESOLVED * (before.abs() + after.abs())
+    bent = torch.zeros_like(size)
+    if not resolved.all():
+        change = logits(lanes, {"W": trial_last(V)})
+        for r, weight in _graded_nodes(data, V):
+            bent += weight * (1 - r) * _curvature(lanes, W + r[:, None, None] * V, change, ell, M)
     D_L = torch.where(resolved, plain * torch.exp(-M), bent)  # in units of e^M
     ratio = eta * D_L / torch.where(moves, geometry.bregman(W_next, W), 1.0)
     return torch.where(finite, torch.where(moves, ratio, 0.0), torch.inf)

@@ -55,7 +55,7 @@ def save_figure(figure: Figure, *paths: str | os.PathLike[str]) -> None:
     for path in paths:
         with import_matplotlib().rc_context(STYLE), atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=150)
-        figure.set_layout_engine("none")  # laid out once, for all formats
+        figure.set_layout_engine(None)  # laid out once, for all formats
     figure.set_layout_engine(layout)
 
 

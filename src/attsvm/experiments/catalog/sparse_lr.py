@@ -10,7 +10,7 @@ from attsvm.experiments._checks import Check
 from attsvm.experiments._draw import SERIES, Figure, finish, new_figure
 from attsvm.experiments._experiment import Columns, Params, Rows
 from attsvm.experiments.sparse.again import train_again
-from attsvm.experiments.sparse.rows import AGAIN, REMARK, SOURCE, from_rows, kept_rows, method_of
+from attsvm.experiments.sparse.rows import AGAIN, REMARK, SOURCE, from_rows, kept_rows
 
 METHODS = ("AdamW", "MirrorAdam p = 1.1", "MirrorAdam p = 1.5")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
@@ -26,9 +26,8 @@ MODELS = {
 
 def run(params: Params, trials: range, device: str, data: Mapping[str, str]) -> Columns:
     width, scale = MODELS[params["model"]]
-    wanted = {"note": "lr", "width": width, "scale": scale, "lr": params["lr"]}
+    wanted = {"name": params["method"], "note": "lr", "width": width, "scale": scale, "lr": params["lr"]}
     rows = [row for row in kept_rows(data[SOURCE]) if all(row.get(name) == value for name, value in wanted.items())]
-    rows = [row for row in rows if method_of(row) == params["method"]]
     if AGAIN in data:
         rows = train_again(rows[0], 0.0, trials, data[AGAIN], device) if rows else []
     found = {row["seed"]: row["validation"] for row in rows}

@@ -96,7 +96,7 @@ Row = dict[str, Any]
 
 @lru_cache(1)
 def kept_rows(folder: str) -> tuple[Row, ...]:
-    """The rows of benchmarks/sparse, one per training run."""
+    """The rows of benchmarks/sparse, one per training run, with the `name` of its method."""
     path = Path(folder) / "rows.parquet"
     try:
         from pyarrow import ArrowException, parquet
@@ -104,7 +104,8 @@ def kept_rows(folder: str) -> tuple[Row, ...]:
         raise AttsvmError("kept rows need pyarrow: pip install 'attsvm[transformer]'.") from error
     try:
         rows = parquet.read_table(path).to_pylist()
-        return tuple({**row, "options": json.loads(row["options"])} for row in rows)
+        rows = [{**row, "options": json.loads(row["options"])} for row in rows]
+        return tuple({**row, "name": method_of(row)} for row in rows)
     except (OSError, ArrowException, KeyError, ValueError) as error:
         raise AttsvmError(f"--data {SOURCE} must be a folder with the rows.parquet of benchmarks/sparse, but {path} "
                           "is not one.") from error  # fmt: skip
@@ -126,19 +127,8 @@ def from_rows(**facts: Any) -> Experiment:
     return Experiment(**{**usual, **facts}, figure=figure, needs=(SOURCE,), accepts=(AGAIN,))
 
 
-_NAMES: dict[tuple[str, str, str], str] = {}
-"""Of methods that were asked for: thousands of rows have some hundred names."""
-
-
 def method_of(row: Row) -> str:
     """The name of a method, with its options."""
-    key = (row["method"], row["note"], repr(row["options"]))
-    if key not in _NAMES:
-        _NAMES[key] = _method_of(row)
-    return _NAMES[key]
-
-
-def _method_of(row: Row) -> str:
     options = dict(row["options"])
     title = TITLES.get(row["method"], str(row["method"]))
     if row["method"] == "mirror-muon" and row["note"] in ("main", "tune", "decay"):  # a part of its tuning
@@ -169,7 +159,7 @@ def read(
 ) -> Columns:
     """What the fresh seeds reach at the chosen rate, and the loss of the seed that chose it; nan where there is no
     run. `notes` are what the runs are for; `value` is the loss that counts."""
-    rows = [row for row in kept_rows(data[SOURCE]) if method_of(row) == params["method"]]
+    rows = [row for row in kept_rows(data[SOURCE]) if row["name"] == params["method"]]
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     best, share = chosen_rate(rows, params["sparsity"]), params["sparsity"]
     there = [row for row in rows if row["sparsity"] == share and (best is None or row["lr"] == best["lr"])]
@@ -185,11 +175,11 @@ def by_penalty(
     """Of a method whose zeros come from a penalty: the fresh seeds of the strength and rate whose share of zeros is
     nearest to the one asked for; where there are none, the nearest run of the seed that was tried on."""
     rows = [row for row in kept_rows(data[SOURCE]) if all(row[name] == value for name, value in wanted.items())]
-    rows = [row for row in rows if method_of(row).startswith(params["method"])]
+    rows = [row for row in rows if row["name"].startswith(params["method"])]
     tried: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         if row["note"] == "penalty":
-            tried.setdefault((method_of(row), row["lr"]), []).append(row)
+            tried.setdefault((row["name"], row["lr"]), []).append(row)
     off = {abs(np.mean([row["zeros"] for row in own]) - params["sparsity"]): own for own in tried.values()}
     fresh = off[min(off)] if min(off, default=1.0) < NEAR else []
     if AGAIN in data:
