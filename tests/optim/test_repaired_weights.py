@@ -4,6 +4,8 @@ import pytest
 import torch
 from small_task import MAKERS
 
+from attsvm.optim._mirror_map import means
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MAKERS)
@@ -24,3 +26,12 @@ def test_a_repaired_weight_is_taken_up(name: str, dtype: torch.dtype) -> None:
         weight[1] = torch.nan
     optimizer.step()
     assert weight.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_a_weight_means_is_told_among_nan_and_inf_too(dtype: torch.dtype) -> None:
+    numbers = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-30, 1.0, 1.0 + 1e-9, 1.001, -1.0, 4.0]
+    theta, weight = torch.cartesian_prod(*[torch.tensor(numbers, dtype=dtype)] * 2).T
+    tolerance = 18 * torch.finfo(dtype).eps
+    expected = torch.isclose(weight, theta * theta.abs(), rtol=tolerance, atol=0, equal_nan=True)
+    assert torch.equal(means(theta, weight, 1.5), expected)
