@@ -88,3 +88,27 @@ def test_a_module_is_no_list_of_parameters():
     for model in (nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), None, 5):
         with pytest.raises(AttsvmError, match=r"pass model.parameters\(\) or attsvm.optim.param_groups\(model\)"):
             MirrorAdam(model)
+
+
+@pytest.mark.parametrize("kind", [MirrorAdam, MirrorDescent, MirrorMuon])
+def test_parameters_that_start_at_zero_are_warned_of_where_they_would_stay(kind, recwarn) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    nn.init.zeros_(model[0].bias)
+    made = kind(model.parameters(), lr=1e-3, p=1.1)
+    told = [str(warning.message) for warning in recwarn]
+    if kind is MirrorMuon:  # gives vectors p = 2
+        assert not told
+    else:
+        (sentence,) = told
+        assert sentence.startswith("2 of 4 parameters start at 0, as biases do, and hardly move at p = 1.1")
+        assert recwarn[0].filename == __file__
+    recwarn.clear()
+    kind(param_groups(model, 1.1), lr=1e-3)
+    kind(model.parameters(), lr=1e-3, p=1.75, **({"moments_of": "weight"} if kind is MirrorMuon else {}))
+    kind([{"params": list(model.parameters()), "name": "all"}], lr=1e-3, p=1.1)
+    made.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "p": 2})
+    made.add_param_group({"params": [nn.Parameter(torch.ones(16, 16).triu(8))], "p": 1.1})  # 0 in a corner alone
+    made.add_param_group({"params": [nn.Parameter(torch.zeros(0, 3))], "p": 1.1})
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="1 of 1 parameters start at 0"):
+        made.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "p": 1.1})

@@ -11,7 +11,7 @@ from small_task import make_all
 from torch import nn
 
 from attsvm.errors import AttsvmError
-from attsvm.optim import MirrorAdam, MirrorDescent, MirrorMuon, describe_groups, param_groups
+from attsvm.optim import MirrorAdam, MirrorDescent, describe_groups, param_groups
 
 
 def kinds_of(model: nn.Module, **options) -> dict[str, str]:
@@ -499,27 +499,3 @@ def test_hugging_face_models(family):
     embeddings = {name for name, kind in kinds.items() if kind == "embeddings"}
     assert tables <= {id(parameters[name]) for name in embeddings}
     assert all(id(parameters[name]) in tables or name.endswith("position_embeddings") for name in embeddings)
-
-
-@pytest.mark.parametrize("kind", [MirrorAdam, MirrorDescent, MirrorMuon])
-def test_parameters_that_start_at_zero_are_warned_of_where_they_would_stay(kind, recwarn) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    nn.init.zeros_(model[0].bias)
-    made = kind(model.parameters(), lr=1e-3, p=1.1)
-    told = [str(warning.message) for warning in recwarn]
-    if kind is MirrorMuon:  # gives vectors p = 2
-        assert not told
-    else:
-        (sentence,) = told
-        assert sentence.startswith("2 of 4 parameters start at 0, as biases do, and hardly move at p = 1.1")
-        assert recwarn[0].filename == __file__
-    recwarn.clear()
-    kind(param_groups(model, 1.1), lr=1e-3)
-    kind(model.parameters(), lr=1e-3, p=1.75, **({"moments_of": "weight"} if kind is MirrorMuon else {}))
-    kind([{"params": list(model.parameters()), "name": "all"}], lr=1e-3, p=1.1)
-    made.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "p": 2})
-    made.add_param_group({"params": [nn.Parameter(torch.ones(16, 16).triu(8))], "p": 1.1})  # 0 in a corner alone
-    made.add_param_group({"params": [nn.Parameter(torch.zeros(0, 3))], "p": 1.1})
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="1 of 1 parameters start at 0"):
-        made.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))], "p": 1.1})
