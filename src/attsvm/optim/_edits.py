@@ -140,7 +140,8 @@ def _copies_on_write() -> bool:
     """Whether this torch does all that lending takes."""
     try:
         weight = torch.zeros(2, device="cpu")
-        alone = _users(weight.untyped_storage()._cdata) == OWN_USERS
+        storage = weight.untyped_storage()
+        alone = _users(storage._cdata) == OWN_USERS
         twin = _lazy_clone(weight)
         lent = _address(twin) == _address(weight)
         weight.data.add_(1)
